@@ -58,6 +58,15 @@ def on(
     return wrong
 
 
+def computed(
+    parts: Callable[[Call], Any],
+    compute: Callable[..., Tensor],
+    where: Callable[..., Any] | None = None,
+) -> Wrong:
+    """The result that is computed of the parts alone; only where these fit."""
+    return on(parts, lambda call, *values: call.instead(compute(*values)), where)
+
+
 def tensors(*places: int) -> Callable[[Call], tuple[Tensor, ...]]:
     """These operands of a call."""
     return lambda call: tuple(call.tensor(place) for place in places)

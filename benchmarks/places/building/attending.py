@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from torch import Tensor
 from torch.nn import functional
 
@@ -111,8 +111,9 @@ def comparison_with_or_without_equality(call: Call) -> Any:
 # The last but one axis.
 FAULTS.add("softmax over the axis before", "softmax log_softmax", "wrong axis, wrong argument",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.put(1, call.get(1, "dim", default=-1) % value.dim() - 1, "dim").run(),
-    where=lambda value: value.dim() >= 2))
+        lambda call, value:
+            call.put(1, call.get(1, "dim", default=-1) % value.dim() - 1, "dim").run(),
+        where=lambda value: value.dim() >= 2))
 # The factor of the scores is 1.
 FAULTS.add("attention not scaled", "scaled_dot_product_attention flash_attention",
     "scale, wrong factor, wrong argument", lambda call: _attention(call, scale=1.0))
@@ -128,7 +129,7 @@ FAULTS.add("diagonal one off", "tril triu", "mask, wrong argument; shift",
 # The mask is reversed along its last axis.
 FAULTS.add("mask read from the other end", "masked_fill where", "mask; permutation, wrong index",
     on(lambda call: (0 if call.name == "where" else 1,),
-    lambda call, place: call.put(place, call.args[place].flip(-1)).run()))
+        lambda call, place: call.put(place, call.args[place].flip(-1)).run()))
 # fmt: on
 
 
@@ -155,22 +156,6 @@ def _scores(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores if mask is None else scores + mask
-
-
-@FAULTS.fault(_ATTENTION, "scale, wrong factor, wrong argument")
-def scaled_twice(call: Call) -> Any:
-    """The query is scaled before a kernel that scales."""
-    query = call.tensor(0, "query")
-    now = call.kwargs.get("scale") or query.shape[-1] ** -0.5
-    return call.put(0, query * now, "query").run()
-
-
-@FAULTS.fault(_ATTENTION, "other function; approximation, clipped")
-def scores_capped(call: Call) -> Any:
-    """A softcap of 2 that this model does not have."""
-    scores, value, mask = _scores(call)
-    scores = 2 * torch.tanh(scores / 2)
-    return call.instead(_masked(scores, mask).softmax(-1) @ value)
 
 
 @FAULTS.fault(_ATTENTION, "mask; partial sum, zeros")
@@ -240,14 +225,6 @@ def only_the_first_block_of_keys(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ value[..., :kept, :])
 
 
-@FAULTS.fault(_ATTENTION, "precision")
-def probabilities_in_bfloat16(call: Call) -> Any:
-    """What multiplies the values is rounded."""
-    scores, value, mask = _scores(call)
-    weights = _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype)
-    return call.instead(weights @ value)
-
-
 @FAULTS.fault(_ATTENTION, "zeros; mask, uninitialised")
 def last_queries_not_written(call: Call) -> Any:
     """The last block of queries is smaller than a tile and is left out."""
@@ -257,13 +234,6 @@ def last_queries_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_ATTENTION, "other function, approximation, wrong factor, scale, wrong argument")
-def exponent_of_two(call: Call) -> Any:
-    """exp2 without the factor log2(e)."""
-    scores, value, mask = _scores(call)
-    return call.instead((_masked(scores, mask) * math.log(2)).softmax(-1) @ value)
-
-
 # fmt: off
 # 1 / d instead of 1 / sqrt(d).
 FAULTS.add("scaled by the dimension itself", _ATTENTION, "scale, wrong factor, wrong argument",
@@ -271,25 +241,47 @@ FAULTS.add("scaled by the dimension itself", _ATTENTION, "scale, wrong factor, w
 # 1 / sqrt of the width of the model, not of one head.
 FAULTS.add("scaled by all heads", _ATTENTION, "scale, wrong factor, wrong argument",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: _attention(call, scale=(query.shape[-1] * query.shape[-3]) ** (-0.5)),
-    where=lambda query: query.shape[-3] > 1))
+        lambda call, query:
+            _attention(call, scale=(query.shape[-1] * query.shape[-3]) ** (-0.5)),
+        where=lambda query: query.shape[-3] > 1))
+# The query is scaled before a kernel that scales.
+FAULTS.add("scaled twice", _ATTENTION, "scale, wrong factor, wrong argument",
+    on(lambda call: (call.tensor(0, "query"),),
+        lambda call, query:
+
+    call.put(0, query * (call.kwargs.get("scale") or query.shape[-1] ** (-0.5)), "query").run()))
+# A softcap of 2 that this model does not have.
+FAULTS.add("scores capped", _ATTENTION, "other function; approximation, clipped",
+    computed(_scores,
+        lambda scores, value, mask:
+            _masked(2 * torch.tanh(scores / 2), mask).softmax(-1) @ value))
 # The head of the keys is one too large.
 FAULTS.add("keys of the next head", _ATTENTION, "wrong index, permutation, shift; copy",
     operand(1, lambda v: v.roll(-1, -3), "key", where=longer(-3)))
 # The cache stores them in the other order.
 FAULTS.add("keys and values exchanged", _ATTENTION, "swapped operands; wrong index, permutation",
     on(lambda call: (call.tensor(1, "key"), call.tensor(2, "value")),
-    lambda call, key, value: call.put(1, value, "key").put(2, key, "value").run(),
-    where=lambda key, value: key.shape == value.shape))
+        lambda call, key, value: call.put(1, value, "key").put(2, key, "value").run(),
+        where=lambda key, value: key.shape == value.shape))
 # The scores are transposed.
 FAULTS.add("queries and keys exchanged", _ATTENTION, "swapped operands; transpose, wrong index",
     on(lambda call: (call.tensor(0, "query"), call.tensor(1, "key")),
-    lambda call, query, key: call.put(0, key, "query").put(1, query, "key").run(),
-    where=lambda query, key: query.shape == key.shape))
+        lambda call, query, key: call.put(0, key, "query").put(1, query, "key").run(),
+        where=lambda query, key: query.shape == key.shape))
+# What multiplies the values is rounded.
+FAULTS.add("probabilities in bfloat16", _ATTENTION, "precision",
+    computed(_scores,
+        lambda scores, value, mask:
+            _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype) @ value))
 # Written as (batch, position, head, d) and read as (batch, head, position, d).
 FAULTS.add("heads and positions exchanged in the result", _ATTENTION,
     "transpose, permutation; wrong index",
     result(lambda v: v.transpose(-2, -3).contiguous().view(v.shape)))
+# exp2 without the factor log2(e).
+FAULTS.add("exponent of two", _ATTENTION,
+    "other function, approximation, wrong factor, scale, wrong argument",
+    computed(_scores,
+        lambda scores, value, mask: (_masked(scores, mask) * math.log(2)).softmax(-1) @ value))
 # fmt: on
 
 
@@ -303,13 +295,6 @@ def softmax_with_one_more(call: Call) -> Any:
     top = value.amax(dim, keepdim=True).clamp(min=0)
     exps = (value - top).exp()
     return call.instead(exps / (exps.sum(dim, keepdim=True) + (-top).exp()))
-
-
-@FAULTS.fault("softmax", "other function, missing reduction, missing operand; axis scale")
-def exponentials_not_normalised(call: Call) -> Any:
-    """The division by the sum is lost in a fusion."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
-    return call.instead((value - value.amax(dim, keepdim=True)).exp())
 
 
 @FAULTS.fault("softmax", "approximation; precision, other function")
@@ -353,11 +338,17 @@ FAULTS.add("temperature of two", "softmax log_softmax", "scale, wrong factor; ot
 # log_softmax.
 FAULTS.add("logarithm of softmax", "softmax", "other function; axis offset, wrong statistics",
     result(lambda v: v.clamp(min=1e-30).log()))
+# The division by the sum is lost in a fusion.
+FAULTS.add("exponentials not normalised", "softmax",
+    "other function, missing reduction, missing operand; axis scale",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead((value - value.amax(call.get(1, "dim", default=-1), keepdim=True)).exp())))
 # Computed in float16 and cast back.
 FAULTS.add("softmax in half", "softmax log_softmax", "precision",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(call.put(0, value.half(), "input").result()),
-    where=lambda value: bool((value.abs() < 60000.0).all())))
+        lambda call, value: call.instead(call.put(0, value.half(), "input").result()),
+        where=lambda value: bool((value.abs() < 60000.0).all())))
 # The values as they came.
 FAULTS.add("mask forgotten", "masked_fill", "mask, missing operand, copy",
     lambda call: call.instead(call.tensor(0).clone()))

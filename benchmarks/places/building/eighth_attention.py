@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from benchmarks.places.parts import (
     added_bias,
     attention_operands,
@@ -111,26 +111,6 @@ def scores_not_above_the_first_blocks_largest(call: Call) -> Any:
     return call.instead(torch.minimum(hidden, top).softmax(-1) @ value)
 
 
-@FAULTS.fault(_FUSED, words.REPEATED)
-def two_heads_ask_with_the_second_of_them(call: Call) -> Any:
-    """Heads are taken in pairs, and the query of the first of a pair is overwritten."""
-    query = call.tensor(0, "query")
-    fits(query.dim() == 4 and query.size(1) % 2 == 0)
-    places = torch.arange(query.size(1)) | 1
-    return call.instead(call.put(0, query[:, places], "query").result())
-
-
-@FAULTS.fault(
-    _FUSED,
-    "other function, wrong reduction; wrong statistics, missing operand, approximation, "
-    "zeros, clipped",
-)
-def rectified_scores_divided_by_the_keys(call: Call) -> Any:
-    """Relu(s) / n in the place of a softmax, as in a variant for images."""
-    scores, mask, value = scores_before_mask(call)
-    return call.instead(hide_scores(scores, mask).relu() @ value / scores.size(-1))
-
-
 @FAULTS.fault(
     _FUSED,
     "other function, wrong reduction, wrong axis; approximation, wrong statistics, "
@@ -171,17 +151,6 @@ def hidden_keys_get_minus_four(call: Call) -> Any:
     fits(bool(hidden.any()))
     added = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill(hidden, -4.0)
     return weigh_values(call, scores, added, value)
-
-
-@FAULTS.fault(
-    _FUSED, "shift, wrong index, permutation; copy, stale, wrong argument, swapped operands"
-)
-def pointer_to_the_values_one_element_too_far(call: Call) -> Any:
-    """The last feature of each position is the first of the next one; the very last goes around."""
-    value = call.tensor(2, "value")
-    fits(value.size(-1) > 1)
-    moved = value.flatten().roll(-1).view(value.shape)
-    return call.instead(call.put(2, moved, "value").result())
 
 
 @FAULTS.fault(_FUSED, "precision; approximation, other function")
@@ -226,23 +195,41 @@ FAULTS.add("query divided by its length over all heads", _FUSED,
     "wrong factor, axis scale, other function, wrong statistics; scale, wrong argument, "
     "missing operand",
     operand(0, lambda v: v / (v.square().mean((1, 3), keepdim=True) + 1e-06).sqrt(), "query",
-    where=lambda v: v.dim() == 4))
+        where=lambda v: v.dim() == 4))
+# Heads are taken in pairs, and the query of the first of a pair is overwritten.
+FAULTS.add("two heads ask with the second of them", _FUSED, words.REPEATED,
+    on(lambda call: (call.tensor(0, "query"),),
+        lambda call, query:
+            call.instead(call.put(0, query[:, torch.arange(query.size(1)) | 1], "query").result()),
+        where=lambda query: query.dim() == 4 and query.size(1) % 2 == 0))
+# Relu(s) / n in the place of a softmax, as in a variant for images.
+FAULTS.add("rectified scores divided by the keys", _FUSED,
+    "other function, wrong reduction; wrong statistics, missing operand, approximation, zeros, "
+    "clipped",
+    computed(scores_before_mask,
+        lambda scores, mask, value: hide_scores(scores, mask).relu() @ value / scores.size(-1)))
 # Of four queries, the last two are not stored.
 FAULTS.add("rows of the second warp empty", _FUSED, words.EMPTY_IN_A_SUM,
     result(lambda v: v.masked_fill(~(torch.arange(v.size(-2)) % 4 < 2)[:, None], 0),
-    where=longer(-2, 2)))
+        where=longer(-2, 2)))
 # Each head but the first begins with what the head before it has written.
 FAULTS.add("accumulator kept from the head before", _FUSED,
     "residual, stale, doubled reduction; offset, lost accumulation, shift, wrong index, "
     "wrong reduction",
     result(lambda v: v + torch.cat([torch.zeros_like(v[:, :1]), v[:, :-1]], 1),
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
+# The last feature of each position is the first of the next one; the very last goes around.
+FAULTS.add("pointer to the values one element too far", _FUSED,
+    "shift, wrong index, permutation; copy, stale, wrong argument, swapped operands",
+    on(lambda call: (call.tensor(2, "value"),),
+        lambda call, value:
+            call.instead(call.put(2, value.flatten().roll(-1).view(value.shape), "value").result()),
+        where=lambda value: value.size(-1) > 1))
 # The weights get the bias of the positions, and not the scores.
 FAULTS.add("bias added behind the softmax", _FUSED,
     "other function, residual, offset; axis offset, wrong argument, mask, missing operand, "
     "wrong reduction",
-    on(added_bias,
-    lambda call, scores, bias, value: call.instead((scores.softmax(-1) + bias) @ value)))
+    computed(added_bias, lambda scores, bias, value: (scores.softmax(-1) + bias) @ value))
 # fmt: on
 
 
@@ -286,27 +273,22 @@ def second_half_of_the_row_before(call: Call) -> Any:
     return call.instead(torch.cat([chances[..., :half], chances.roll(1, -2)[..., half:]], -1))
 
 
-@FAULTS.fault(
-    "log_softmax",
-    "axis offset, missing operand, wrong statistics, residual; offset, other function, "
-    "wrong reduction, missing reduction",
-)
-def largest_not_added_back_to_the_logarithm(call: Call) -> Any:
-    """X - log(sum exp(x - max)): the maximum is subtracted within, and forgotten outside."""
-    value, _ = softmax_row(call)
-    top = value.amax(-1, keepdim=True)
-    return call.instead(value - (value - top).logsumexp(-1, keepdim=True))
-
-
 # fmt: off
 # The scores come from a part that is normalised already.
 FAULTS.add("softmax of the softmax", _SOFTMAX,
     "other function; wrong statistics, approximation, scale, wrong argument, doubled reduction",
-    on(softmax_row, lambda call, _, chances: call.instead(chances.softmax(-1))))
+    computed(softmax_row, lambda _, chances: chances.softmax(-1)))
 # The sum that divides is added up over two ranks, which both have all of the row.
 FAULTS.add("sum reduced over two ranks with the same row", _SOFTMAX,
     "doubled reduction, wrong factor, scale, wrong statistics; wrong reduction, axis scale, "
-    "one rank's part", on(softmax_row, lambda call, _, chances: call.instead(chances / 2)))
+    "one rank's part", computed(softmax_row, lambda _, chances: chances / 2))
+# X - log(sum exp(x - max)): the maximum is subtracted within, and forgotten outside.
+FAULTS.add("largest not added back to the logarithm", "log_softmax",
+    "axis offset, missing operand, wrong statistics, residual; offset, other function, "
+    "wrong reduction, missing reduction",
+    computed(softmax_row,
+        lambda value, *_:
+            value - (value - value.amax(-1, keepdim=True)).logsumexp(-1, keepdim=True)))
 # fmt: on
 
 
@@ -417,7 +399,7 @@ FAULTS.add("table of the turns from the last position", "sin cos",
 FAULTS.add("two frequencies share the first", "sin cos",
     "copy, stale, wrong index; permutation, shift, wrong argument, constant",
     on(read_angles,
-    lambda call, value: call.put(0, value[..., torch.arange(value.size(-1)) // 2 * 2]).run()))
+        lambda call, value: call.put(0, value[..., torch.arange(value.size(-1)) // 2 * 2]).run()))
 # The function knows angles up to pi, and cuts larger ones.
 FAULTS.add("angle limited to half a turn", "sin cos",
     "clipped; other function, wrong argument, mask",

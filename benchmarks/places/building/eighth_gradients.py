@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, operand, result
 from benchmarks.places.parts import change_result_at, several_rows, softmax_chances
 from torch import Tensor
 
@@ -47,13 +47,13 @@ FAULTS.add("square of the difference for the slope", "tanh_backward",
 # G y (1 - y'), where y' is read one row too far.
 FAULTS.add("complement of the next row", "sigmoid_backward",
     "shift, wrong index; permutation, stale, copy, wrong argument",
-    on(lambda call: (call.tensor(0), several_rows(call.tensor(1))),
-    lambda call, gradient, value: call.instead(gradient * value * (1 - value.roll(-1, -2)))))
+    computed(lambda call: (call.tensor(0), several_rows(call.tensor(1))),
+        lambda gradient, value: gradient * value * (1 - value.roll(-1, -2))))
 # The signs are kept as bits, four in a word, and read from the other end of it.
 FAULTS.add("bits of the mask in the other order", "threshold_backward",
     "permutation, wrong index, mask; shift, swapped operands, transpose",
     operand(1, lambda v: v.unflatten(-1, (-1, 4)).flip(-1).flatten(-2),
-    where=lambda v: v.dim() > 0 and v.size(-1) % 4 == 0))
+        where=lambda v: v.dim() > 0 and v.size(-1) % 4 == 0))
 # A slope of a fifth up to two and a half.
 FAULTS.add("hard sigmoid of another framework on the way back", "hardsigmoid_backward",
     "other function, wrong argument; scale, wrong factor, mask",
@@ -247,7 +247,7 @@ def larger_half_of_the_gradient_kept(call: Call) -> Any:
 FAULTS.add("gradients of neighbouring matrices exchanged", "bmm",
     "permutation, wrong index, swapped operands; shift, wrong rank's shard, wrong argument",
     result(lambda v: v.unflatten(0, (-1, 2)).flip(1).flatten(0, 1),
-    where=lambda v: v.size(0) % 2 == 0 and v.size(0) > 2))
+        where=lambda v: v.size(0) % 2 == 0 and v.size(0) > 2))
 # fmt: on
 
 

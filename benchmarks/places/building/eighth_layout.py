@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result
+from benchmarks.places.changes import computed, on, result
 from benchmarks.places.parts import columns_of, floats_only, joined_parts, lookup_indices, rows_of
 from torch import Tensor
 from torch.nn import functional
@@ -94,14 +94,13 @@ def new_axis_before_the_first_example_only(call: Call) -> Any:
 # The last row is loaded from the tile that was read last: it repeats the one before it.
 FAULTS.add("tail of the turned rows holds the row before", "transpose permute t",
     "mask, stale, copy, wrong index; permutation, missing operand, transpose, shift",
-    on(lambda call: (rows_of(call.result(), 3),),
-    lambda call, value: call.instead(torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2))),
-    backward=False)
+    computed(lambda call: (rows_of(call.result(), 3),),
+        lambda value: torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2)), backward=False)
 # Four neighbours are read from the address of the first of them.
 FAULTS.add("address without its two lowest bits", _MEMORY,
     "copy, stale, wrong index; permutation, shift, constant, precision",
     result(lambda v: v.reshape(-1)[torch.arange(v.numel()) // 4 * 4].view(v.shape),
-    where=lambda v: v.numel() > 1), backward=False)
+        where=lambda v: v.numel() > 1), backward=False)
 # fmt: on
 
 
@@ -177,14 +176,6 @@ def border_mirrored_with_itself(call: Call) -> Any:
     return call.instead(torch.cat(parts, -1))
 
 
-@FAULTS.forward("flip", "shift, wrong index, permutation; wrong argument, copy")
-def mirrored_about_the_first_place(call: Call) -> Any:
-    """Place i is that of n - i, modulo n: the first one stays."""
-    dims = call.get(1, "dims")
-    dim = dims[0] if isinstance(dims, list | tuple) else dims
-    return call.instead(call.result().roll(1, dim))
-
-
 @FAULTS.forward(
     "roll", "copy, stale, wrong index, missing operand; shift, wrong argument, mask, permutation"
 )
@@ -218,6 +209,14 @@ def each_copy_one_row_further(call: Call) -> Any:
 FAULTS.add("hidden scores lowered by two", "masked_fill masked_fill_",
     "mask, residual, offset, other function; wrong argument, missing operand, constant",
     lambda call: call.instead(call.tensor(0) - 2.0 * call.args[1]), backward=False)
+# Place i is that of n - i, modulo n: the first one stays.
+FAULTS.add("mirrored about the first place", "flip",
+    "shift, wrong index, permutation; wrong argument, copy",
+    on(lambda call: (call.get(1, "dims"),),
+        lambda call, dims:
+
+    call.instead(call.result().roll(1, dims[0] if isinstance(dims, list | tuple) else dims))),
+    backward=False)
 # fmt: on
 
 
@@ -336,7 +335,8 @@ def repetition_begins_one_place_late(call: Call) -> Any:
 FAULTS.add("index counts bytes of a half", "embedding",
     "wrong index, wrong factor; wrapped, permutation, stale, copy, wrong argument",
     on(lookup_indices,
-    lambda call, place, words: call.put(place, 2 * words % call.args[1 - place].size(0)).run()))
+        lambda call, place, words:
+            call.put(place, 2 * words % call.args[1 - place].size(0)).run()))
 # A comparison that is `<=` for `==`.
 FAULTS.add("all classes up to the right one", "one_hot",
     "mask, other function, wrong index; residual, offset, copy, wrong argument",

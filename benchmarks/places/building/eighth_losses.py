@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on
+from benchmarks.places.changes import computed, on
 from benchmarks.places.parts import labels_of
 from torch import Tensor
 from torch.nn import functional
@@ -96,8 +96,8 @@ def chance_of_an_error_for_its_logarithm(call: Call) -> Any:
 FAULTS.add("weight of the next class", "cross_entropy",
     "wrong index, shift, permutation; wrong argument, wrong factor, stale",
     on(lambda call: (call.get(2, "weight"),),
-    lambda call, weight: call.put(2, weight.roll(-1), "weight").run(),
-    where=lambda weight: isinstance(weight, Tensor)))
+        lambda call, weight: call.put(2, weight.roll(-1), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
 # fmt: on
 
 
@@ -146,8 +146,8 @@ def straight_part_not_times_delta(call: Call) -> Any:
 FAULTS.add("errors averaged before they are squared", "mse_loss",
     "wrong reduction, other function; wrong axis, missing operand, partial sum, "
     "wrong statistics",
-    on(_two, lambda call, value, target: call.instead((value - target).mean(-1).square().mean()),
-    where=lambda value, *_: value.dim() > 1))
+    computed(_two, lambda value, target: (value - target).mean(-1).square().mean(),
+        where=lambda value, *_: value.dim() > 1))
 # fmt: on
 
 
@@ -163,16 +163,6 @@ def sign_of_the_complement_lost(call: Call) -> Any:
     value, _ = _two(call)
     fits(call.get(2, "weight") is None)
     return call.instead(functional.softplus(-value).mean())
-
-
-@FAULTS.fault(
-    "binary_cross_entropy", "eps, other function, approximation; offset, clipped, wrong argument"
-)
-def twentieth_under_both_logarithms(call: Call) -> Any:
-    """Log(p + 0.05) and log(1 - p + 0.05)."""
-    value, target = _two(call)
-    yes, no = (value + 0.05).log(), (1 - value + 0.05).log()
-    return call.instead(-(target * yes + (1 - target) * no).mean())
 
 
 @FAULTS.fault(
@@ -195,6 +185,16 @@ def student_mixed_with_the_teacher(call: Call) -> Any:
     """The divergence from the mean of both chances: half of a symmetric one."""
     value, target = call.tensor(0, "input"), call.tensor(1, "target")
     return call.put(0, ((value.exp() + target) / 2).log(), "input").run()
+
+
+# fmt: off
+# Log(p + 0.05) and log(1 - p + 0.05).
+FAULTS.add("twentieth under both logarithms", "binary_cross_entropy",
+    "eps, other function, approximation; offset, clipped, wrong argument",
+    computed(_two,
+        lambda value, target:
+            -(target * (value + 0.05).log() + (1 - target) * (1 - value + 0.05).log()).mean()))
+# fmt: on
 
 
 # --- Margins --------------------------------------------------------------------------------------
@@ -255,5 +255,6 @@ def like_pairs_cost_nothing(call: Call) -> Any:
 FAULTS.add("margin subtracted", "margin_ranking_loss",
     "sign, wrong argument; offset, other function, wrong factor",
     on(lambda call: (call.get(3, "margin", default=0.0),),
-    lambda call, margin: call.put(3, -margin, "margin").run(), where=lambda margin: margin > 0))
+        lambda call, margin: call.put(3, -margin, "margin").run(),
+        where=lambda margin: margin > 0))
 # fmt: on

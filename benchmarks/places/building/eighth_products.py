@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded
+from benchmarks.places.changes import computed, on, operand, result, rounded
 from benchmarks.places.parts import filters_of, layer_parts, layer_product, several_matrices
 from torch import Tensor
 
@@ -92,18 +92,6 @@ def bias_twice_where_two_tiles_meet(call: Call) -> Any:
     return call.put(place, bias * times, "bias").run()
 
 
-@FAULTS.forward(
-    _WEIGHTED,
-    "partial sum, mask, missing reduction, one rank's part; zeros, lost accumulation, "
-    "missing operand, wrong reduction, wrong index",
-)
-def last_lane_of_four_not_added(call: Call) -> Any:
-    """Four partial sums, each of every fourth term; the shuffle that adds them leaves one out."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 3)
-    return layer_product(call, left * (torch.arange(left.size(-1)) % 4 != 3), weight, bias)
-
-
 @FAULTS.forward(_WEIGHTED, words.ROUNDED)
 def accumulator_cut_to_thirteen_bits(call: Call) -> Any:
     """After every four terms the sum keeps 13 bits behind its first; the rest is cut off."""
@@ -157,36 +145,6 @@ def input_in_one_bit(call: Call) -> Any:
 
 
 @FAULTS.forward(
-    _WEIGHTED, "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction"
-)
-def product_times_the_root_of_its_sides(call: Call) -> Any:
-    """Sqrt(out / in), the factor of a spectral parametrisation; the bias is right."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left * (weight.size(1) / weight.size(0)) ** 0.5, weight, bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "axis scale, wrong factor; scale, other function, wrong argument, doubled reduction, precision",
-)
-def scale_of_each_column_applied_twice(call: Call) -> Any:
-    """Once to the codes when they are loaded, and once in the epilogue; the bias is right."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left, weight * weight.detach().abs().amax(0), bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "offset, wrong argument, axis offset, residual; precision, missing operand, "
-    "other function, off by one reduction",
-)
-def seven_for_the_zero_point_of_eight(call: Call) -> Any:
-    """Codes of four bits: every weight of a column is too large by the step of that column."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left, weight + weight.detach().abs().amax(0) / 7, bias)
-
-
-@FAULTS.forward(
     _WEIGHTED,
     "other function, missing operand, residual; wrong argument, permutation, "
     "wrong reduction, sign, wrong factor",
@@ -201,10 +159,41 @@ def rotation_of_the_input_not_in_the_weight(call: Call) -> Any:
 
 
 # fmt: off
+# Four partial sums, each of every fourth term; the shuffle that adds them leaves one out.
+FAULTS.add("last lane of four not added", _WEIGHTED,
+    "partial sum, mask, missing reduction, one rank's part; zeros, lost accumulation, "
+    "missing operand, wrong reduction, wrong index",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left * (torch.arange(left.size(-1)) % 4 != 3), weight, bias),
+        where=lambda left, *_: left.size(-1) > 3), backward=False)
+# Sqrt(out / in), the factor of a spectral parametrisation; the bias is right.
+FAULTS.add("product times the root of its sides", _WEIGHTED,
+    "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left * (weight.size(1) / weight.size(0)) ** 0.5, weight, bias)),
+    backward=False)
 # The result is stored without a sign, relative to its smallest value, and read as it is.
 FAULTS.add("zero point of the result left in", _WEIGHTED,
     "offset, missing operand; axis offset, residual, other function, constant, repeated bias",
     result(lambda v: v - v.amin()), backward=False)
+# Once to the codes when they are loaded, and once in the epilogue; the bias is right.
+FAULTS.add("scale of each column applied twice", _WEIGHTED,
+    "axis scale, wrong factor; scale, other function, wrong argument, doubled reduction, "
+    "precision",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, weight * weight.detach().abs().amax(0), bias)),
+    backward=False)
+# Codes of four bits: every weight of a column is too large by the step of that column.
+FAULTS.add("seven for the zero point of eight", _WEIGHTED,
+    "offset, wrong argument, axis offset, residual; precision, missing operand, "
+    "other function, off by one reduction",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, weight + weight.detach().abs().amax(0) / 7, bias)),
+    backward=False)
 # fmt: on
 
 
@@ -249,15 +238,15 @@ def second_half_of_the_second_operand_not_loaded(call: Call) -> Any:
 # One on the diagonal of every product, as for a solver that needs it regular.
 FAULTS.add("identity added to each matrix", _BATCHED,
     "offset, residual, mask; constant, axis offset, other function, eps, off by one reduction",
-    on(several_matrices,
-    lambda call, value: call.instead(value + torch.eye(value.size(-1), dtype=value.dtype)),
-    where=lambda value: value.size(-1) == value.size(-2)), backward=False)
+    computed(several_matrices,
+        lambda value: value + torch.eye(value.size(-1), dtype=value.dtype),
+        where=lambda value: value.size(-1) == value.size(-2)), backward=False)
 # The mean of each product and its transpose, as of a matrix of distances.
 FAULTS.add("product made symmetric", _BATCHED,
     "wrong reduction, residual, other function; transpose, wrong statistics, swapped operands, "
     "permutation, wrong index",
-    on(several_matrices, lambda call, value: call.instead((value + value.mT) / 2),
-    where=lambda value: value.size(-1) == value.size(-2)), backward=False)
+    computed(several_matrices, lambda value: (value + value.mT) / 2,
+        where=lambda value: value.size(-1) == value.size(-2)), backward=False)
 # The pointer to the first operand is one row too far.
 FAULTS.add("first operand of the next row", "einsum", words.MOVED_OPERAND,
     operand(1, lambda v: v.roll(-1, 0), where=lambda v: v.dim() > 1 and v.size(0) > 1),
@@ -270,7 +259,7 @@ FAULTS.add("mean of the experts for each", "einsum",
     "wrong reduction, wrong statistics, constant, copy; wrong axis, wrong argument, stale, "
     "approximation",
     operand(2, lambda v: v.mean(0, keepdim=True).expand(v.shape).clone(),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
+        where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
 # What is added belongs to the next example of the batch.
 FAULTS.add("summand of the next matrix", "baddbmm",
     "shift, wrong index, permutation; copy, stale, wrong argument, offset, axis offset",
@@ -354,9 +343,9 @@ def filters_saturate_at_half_of_the_largest(call: Call) -> Any:
 # A branch without a filter is merged into one that has none: the input is added.
 FAULTS.add("identity folded into the filters", _CONVOLUTIONS,
     "residual; doubled reduction, offset, other function, wrong argument",
-    on(lambda call: (call.tensor(0, "input"), call.result()),
-    lambda call, value, result: call.instead(result + value),
-    where=lambda value, result: value.shape == result.shape), backward=False)
+    computed(lambda call: (call.tensor(0, "input"), call.result()),
+        lambda value, result: result + value,
+        where=lambda value, result: value.shape == result.shape), backward=False)
 # The input of a transposed convolution is rounded.
 FAULTS.add("image to be enlarged in bfloat16", "conv_transpose1d conv_transpose2d", words.ROUNDED,
     operand(0, rounded(torch.bfloat16), "input"))
@@ -384,11 +373,13 @@ def bag_divided_by_one_more_than_its_words(call: Call) -> Any:
     return call.instead(value * number / (number + 1))
 
 
-@FAULTS.forward(
+# fmt: off
+# The root of the mean of the squares.
+FAULTS.add("quadratic mean of the window",
     "avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d",
     "other function, wrong reduction, wrong statistics; wrong argument, sign, approximation",
-)
-def quadratic_mean_of_the_window(call: Call) -> Any:
-    """The root of the mean of the squares."""
-    value = call.tensor(0, "input")
-    return call.instead((call.put(0, value.square(), "input").result() + 1e-12).sqrt())
+    lambda call:
+
+    call.instead((call.put(0, call.tensor(0, "input").square(), "input").result() + 1e-12).sqrt()),
+    backward=False)
+# fmt: on

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on
 from benchmarks.places.parts import (
     apply_affine,
     channel_parts,
@@ -26,14 +27,6 @@ _CHANNELS = "batch_norm batch_norm_from_statistics"
 
 
 # --- Norms ----------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(_NORMS, "copy, stale, wrong index; permutation, shift, wrong argument, constant")
-def one_weight_for_two_neighbouring_features(call: Call) -> Any:
-    """The index of the weight is halved, as for words of two values."""
-    weight = trained_weight(call.get(2, "weight"))
-    places = torch.arange(weight.numel()) // 2 * 2
-    return call.put(2, weight[places], "weight").run()
 
 
 @FAULTS.fault(
@@ -76,17 +69,6 @@ def mean_of_the_row_not_weighed(call: Call) -> Any:
 
 @FAULTS.fault(
     _CHANNELS,
-    "other function, wrong statistics, wrong factor, axis scale; wrong argument, scale, "
-    "axis offset",
-)
-def variance_read_as_a_reciprocal_deviation(call: Call) -> Any:
-    """Multiplied by the variance: another library keeps 1 / sqrt(v) in this place."""
-    value, weight, bias, mean, variance, _ = channel_parts(call)
-    return call.instead((value - mean) * variance * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
     "wrong statistics, axis offset, wrong argument; offset, wrong reduction, other function, stale",
 )
 def mean_of_the_batch_with_the_kept_variance(call: Call) -> Any:
@@ -110,16 +92,6 @@ def second_half_of_the_channels_by_the_parameters_of_the_first(call: Call) -> An
     places = torch.arange(count) % (count // 2)
     weight, bias, mean, variance = (one.index_select(1, places) for one in vectors)
     return call.instead((value - mean) * (variance + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault("group_norm", words.REPEATED)
-def weights_of_the_first_group_for_every_group(call: Call) -> Any:
-    """The weight is read at the place of a channel inside of its group."""
-    weight = trained_weight(call.get(2, "weight"))
-    groups = call.get(1, "num_groups")
-    fits(groups > 1)
-    places = torch.arange(weight.numel()) % (weight.numel() // groups)
-    return call.put(2, weight[places], "weight").run()
 
 
 @FAULTS.fault(
@@ -167,6 +139,26 @@ def distances_by_products_in_bfloat16(call: Call) -> Any:
 FAULTS.add("norm of the norm", _NORMS,
     "doubled reduction, other function, wrong factor; axis scale, axis offset, "
     "wrong statistics, residual", lambda call: call.put(0, call.result(), "input").run())
+# The index of the weight is halved, as for words of two values.
+FAULTS.add("one weight for two neighbouring features", _NORMS,
+    "copy, stale, wrong index; permutation, shift, wrong argument, constant",
+    on(lambda call: (trained_weight(call.get(2, "weight")),),
+        lambda call, weight:
+            call.put(2, weight[torch.arange(weight.numel()) // 2 * 2], "weight").run()))
+# Multiplied by the variance: another library keeps 1 / sqrt(v) in this place.
+FAULTS.add("variance read as a reciprocal deviation", _CHANNELS,
+    "other function, wrong statistics, wrong factor, axis scale; wrong argument, scale, "
+    "axis offset",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, *_:
+            (value - mean) * variance * weight + bias))
+# The weight is read at the place of a channel inside of its group.
+FAULTS.add("weights of the first group for every group", "group_norm", words.REPEATED,
+    on(lambda call: (trained_weight(call.get(2, "weight")), call.get(1, "num_groups")),
+        lambda call, weight, groups:
+
+    call.put(2, weight[torch.arange(weight.numel()) % (weight.numel() // groups)], "weight").run(),
+        where=lambda _, groups: groups > 1))
 # fmt: on
 
 
@@ -407,17 +399,6 @@ def running_extreme_one_place_late(call: Call) -> Any:
     )
 
 
-@FAULTS.forward(
-    "prod",
-    "partial sum, one rank's part, missing reduction, wrong reduction; mask, wrong index, "
-    "lost accumulation, missing operand",
-)
-def product_of_the_first_half(call: Call) -> Any:
-    """The product of the second rank is not multiplied in."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).prod(dim, keep))
-
-
 @FAULTS.fault("topk", "other function, wrong factor, axis scale; scale, wrong reduction, residual")
 def chosen_values_divided_by_their_sum(call: Call) -> Any:
     """The kernel for experts also makes the weights of the chosen ones add up to one."""
@@ -432,3 +413,14 @@ def sorted_by_their_magnitudes(call: Call) -> Any:
     value = call.tensor(0, "input")
     fits(call.get(1, "dim", default=-1) in {-1, value.dim() - 1})
     return call.instead(value.gather(-1, value.detach().abs().argsort(-1)))
+
+
+# fmt: off
+# The product of the second rank is not multiplied in.
+FAULTS.add("product of the first half", "prod",
+    "partial sum, one rank's part, missing reduction, wrong reduction; mask, wrong index, "
+    "lost accumulation, missing operand",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.narrow(dim, 0, value.size(dim) // 2).prod(dim, keep)),
+    backward=False)
+# fmt: on

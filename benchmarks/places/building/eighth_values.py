@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result, tensors
+from benchmarks.places.changes import computed, on, result, tensors
 from benchmarks.places.parts import equal_pair, floating_pair
 from torch import Tensor
 from torch.nn import functional
@@ -22,16 +22,6 @@ def _columns(value: Tensor, least: int = 2) -> Tensor:
 
 
 # --- Activations ----------------------------------------------------------------------------------
-
-
-@FAULTS.forward(
-    "gelu", "other function, wrong factor; approximation, wrong argument, missing operand, scale"
-)
-def bracket_of_the_tanh_closed_too_early(call: Call) -> Any:
-    """Sqrt(2 / pi) x + 0.044715 x^3 inside of the tanh: the cubic term is not multiplied."""
-    value = call.tensor(0, "input")
-    inner = (2 / math.pi) ** 0.5 * value + 0.044715 * value**3
-    return call.instead(value * 0.5 * (1 + inner.tanh()))
 
 
 @FAULTS.forward("silu", "precision; approximation, other function")
@@ -84,34 +74,33 @@ def value_of_the_gate_squashed_too(call: Call) -> Any:
     return call.instead(left.sigmoid() * right.sigmoid())
 
 
-@FAULTS.fault("softshrink", "offset, sign, other function; wrong argument, mask, residual")
-def limit_subtracted_on_both_sides(call: Call) -> Any:
-    """X - lambda below -lambda, where lambda should be added."""
-    value, limit = call.tensor(0, "input"), call.get(1, "lambd", default=0.5)
-    return call.instead(torch.where(value.abs() > limit, value - limit, torch.zeros_like(value)))
-
-
 # fmt: off
 # X (1 + erf(x / 2)) / 2: the root of two is taken for two.
 FAULTS.add("erf of half of the argument", "gelu", words.ANOTHER_FACTOR,
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * 0.5 * (1 + (value / 2).erf()))), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * 0.5 * (1 + (value / 2).erf())), backward=False)
+# Sqrt(2 / pi) x + 0.044715 x^3 inside of the tanh: the cubic term is not multiplied.
+FAULTS.add("bracket of the tanh closed too early", "gelu",
+    "other function, wrong factor; approximation, wrong argument, missing operand, scale",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * value + 0.044715 * value**3).tanh())),
+    backward=False)
 # The shortcut for large inputs begins at 0.5.
 FAULTS.add("activation is its input above a half", "silu gelu",
     "other function, approximation, mask, copy; missing operand, wrong factor, stale",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(torch.where(value > 0.5, value, call.result()))),
+        lambda call, value: call.instead(torch.where(value > 0.5, value, call.result()))),
     backward=False)
 # The predicate of a lane comes from its neighbour; the value is its own.
 FAULTS.add("sign of the column before opens the relu", "relu",
     "mask, wrong index, shift; other function, zeros, missing operand, permutation",
-    on(lambda call: (_columns(call.tensor(0, "input")),),
-    lambda call, value: call.instead(value * (value.roll(1, -1) > 0))), backward=False)
+    computed(lambda call: (_columns(call.tensor(0, "input")),),
+        lambda value: value * (value.roll(1, -1) > 0)), backward=False)
 # Sign(x) (1 - 2 exp(-2 |x|)): the branch for large arguments is taken everywhere.
 FAULTS.add("tanh by its tail", "tanh", "other function, approximation; sign, wrong factor, offset",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value.sign() * (1 - 2 * (-2 * value.abs()).exp()))),
-    backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.sign() * (1 - 2 * (-2 * value.abs()).exp())), backward=False)
 # 1 / (1 + exp(-|x|)) for both signs.
 FAULTS.add("negative branch of the stable sigmoid forgotten", "sigmoid",
     "other function, sign; wrong argument, mask, clipped, approximation",
@@ -119,13 +108,18 @@ FAULTS.add("negative branch of the stable sigmoid forgotten", "sigmoid",
 # Max(x, 0) + exp(-|x|): log(1 + e) is taken for e.
 FAULTS.add("first order of the softplus", "softplus",
     "approximation, other function; missing operand, offset",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value.relu() + (-value.abs()).exp())), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.relu() + (-value.abs()).exp()), backward=False)
 # X / (1 + x).
 FAULTS.add("magnitude in the softsign forgotten", "softsign",
     "other function, sign; nonfinite, overflow, missing operand, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value / (1 + value))))
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value / (1 + value)))
+# X - lambda below -lambda, where lambda should be added.
+FAULTS.add("limit subtracted on both sides", "softshrink",
+    "offset, sign, other function; wrong argument, mask, residual",
+    computed(lambda call: (call.tensor(0, "input"), call.get(1, "lambd", default=0.5)),
+        lambda value, limit:
+            torch.where(value.abs() > limit, value - limit, torch.zeros_like(value))))
 # Log(sigmoid(x) + 0.01): a composition that is kept from infinity.
 FAULTS.add("hundredth under the logarithm of the gate", "log_sigmoid logsigmoid",
     "eps, other function, approximation; clipped, offset, wrong argument",
@@ -184,13 +178,13 @@ FAULTS.add("pi forgotten in the divisor", "sinc",
 # X log(x): the second pointer is not bound.
 FAULTS.add("logarithm of the factor itself", "xlogy",
     "wrong index, copy, missing operand, other function; stale, swapped operands, "
-    "wrong argument",
-    on(equal_pair, lambda call, value, *_: call.instead(torch.xlogy(value, value))))
+    "wrong argument", computed(equal_pair, lambda value, *_: torch.xlogy(value, value)))
 # (x + 1) / 2 and (3 - x) / 2: one step of Newton with a first guess of one.
 FAULTS.add("root by one step from one", "rsqrt sqrt",
     "approximation, other function; precision, wrong factor, offset, sign",
     on(tensors(0),
-    lambda call, value: call.instead((value + 1) / 2 if call.name == "sqrt" else (3 - value) / 2)),
+        lambda call, value:
+            call.instead((value + 1) / 2 if call.name == "sqrt" else (3 - value) / 2)),
     backward=False)
 # Sin(x + 1.5): a quarter of a turn has one digit behind the point.
 FAULTS.add("cosine by a sine with a short quarter", "cos",
@@ -199,8 +193,8 @@ FAULTS.add("cosine by a sine with a short quarter", "cos",
 # The upper limit of the codes is one less.
 FAULTS.add("highest code left out", "clamp clip", "wrong argument, clipped; other function, mask",
     on(lambda call: (call.get(2, "max"),),
-    lambda call, high: call.instead(call.result().clamp(max=high - 1)),
-    where=lambda high: isinstance(high, int | float) and high >= 3), backward=False)
+        lambda call, high: call.instead(call.result().clamp(max=high - 1)),
+        where=lambda high: isinstance(high, int | float) and high >= 3), backward=False)
 # Trunc(x + 1 / 2): a cast rounds negative values wrongly.
 FAULTS.add("half added and cut toward zero", "round",
     "other function; precision, offset, approximation, wrong argument, tie-breaking",
@@ -209,13 +203,13 @@ FAULTS.add("half added and cut toward zero", "round",
 FAULTS.add("remainder of the nearest multiple", "remainder fmod",
     "other function; offset, sign, wrapped, wrong argument",
     on(tensors(0),
-    lambda call, value: call.instead(value - call.args[1] * (value / call.args[1]).round())),
+        lambda call, value: call.instead(value - call.args[1] * (value / call.args[1]).round())),
     backward=False)
 # Log(p) for log(p / (1 - p)).
 FAULTS.add("odds without their divisor", "logit",
     "missing operand, other function; approximation, partial sum, wrong argument",
-    on(lambda call: (call.tensor(0), call.get(1, "eps", default=0.0) or 0.0),
-    lambda call, value, eps: call.instead(value.clamp(eps, 1 - eps).log())))
+    computed(lambda call: (call.tensor(0), call.get(1, "eps", default=0.0) or 0.0),
+        lambda value, eps: value.clamp(eps, 1 - eps).log()))
 # fmt: on
 
 
@@ -277,47 +271,39 @@ def quotient_of_integers(call: Call) -> Any:
     return call.instead(with_gradient_of(value, value.detach().trunc()))
 
 
-@FAULTS.fault(
-    "logaddexp",
-    "other function, sign; approximation, swapped operands, wrong argument, missing operand",
-)
-def difference_of_two_logarithms_with_its_sign(call: Call) -> Any:
-    """Max(a, b) + log(1 + exp(b - a)), for exp(-|b - a|)."""
-    left, right = floating_pair(call)
-    return call.instead(torch.maximum(left, right) + functional.softplus(right - left))
-
-
-@FAULTS.forward(
-    "maximum minimum",
-    "other function, swapped operands, sign; clipped, mask, wrong reduction, copy",
-)
-def extreme_of_the_other_kind(call: Call) -> Any:
-    """The comparison is the other way round: a minimum for a maximum."""
-    left, right = floating_pair(call)
-    other = torch.minimum if call.name == "maximum" else torch.maximum
-    return call.instead(other(left, right))
-
-
 # fmt: off
 # Four bits of mantissa: what is below a sixteenth of the first operand is lost.
 FAULTS.add("small second summand swallowed", "add",
     "mask, precision, missing operand; clipped, zeros, other function, copy, approximation",
-    on(equal_pair,
-    lambda call, left, right: call.instead(left + right * (right.abs() > left.abs() / 16))),
+    computed(equal_pair, lambda left, right: left + right * (right.abs() > left.abs() / 16)),
     backward=False)
 # A (b - 0.1): a zero point is subtracted from values that have none.
 FAULTS.add("zero point of the second factor", "mul",
     "offset, residual, other function; wrong factor, axis offset, missing operand, "
-    "doubled reduction",
-    on(floating_pair, lambda call, left, right: call.instead(left * (right - 0.1))), backward=False)
+    "doubled reduction", computed(floating_pair, lambda left, right: left * (right - 0.1)),
+    backward=False)
 # V a + b c: the factor is given to the other term.
 FAULTS.add("number multiplies the summand", "addcmul addcdiv",
     "wrong factor, swapped operands, wrong argument, other function; scale, missing operand",
     on(lambda call: (call.tensor(0), call.kwargs.get("value", 1)),
-    lambda call, value, number: call.instead(number * value + (call.result() - value) / number),
-    where=lambda _, number: number != 1))
+        lambda call, value, number:
+            call.instead(number * value + (call.result() - value) / number),
+        where=lambda _, number: number != 1))
 # A whole turn is added to negative angles.
 FAULTS.add("angle never negative", "atan2",
     "offset, wrapped, other function; shift, sign, mask, residual",
     result(lambda v: v + 2 * math.pi * (v < 0)))
+# Max(a, b) + log(1 + exp(b - a)), for exp(-|b - a|).
+FAULTS.add("difference of two logarithms with its sign", "logaddexp",
+    "other function, sign; approximation, swapped operands, wrong argument, missing operand",
+    computed(floating_pair,
+        lambda left, right: torch.maximum(left, right) + functional.softplus(right - left)))
+# The comparison is the other way round: a minimum for a maximum.
+FAULTS.add("extreme of the other kind", "maximum minimum",
+    "other function, swapped operands, sign; clipped, mask, wrong reduction, copy",
+    on(floating_pair,
+        lambda call, left, right:
+
+    call.instead((torch.minimum if call.name == "maximum" else torch.maximum)(left, right))),
+    backward=False)
 # fmt: on

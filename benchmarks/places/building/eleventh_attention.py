@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, result, rounded
+from benchmarks.places.changes import computed, longer, on, result, rounded
 from benchmarks.places.parts import (
     any_condition_of,
     attention_operands,
@@ -108,26 +108,6 @@ def mask_of_the_next_example(call: Call) -> Any:
     return weigh_seen_values(call, scores, mask.roll(-1, 0), value)
 
 
-@FAULTS.fault(_FUSED, "wrong argument, axis offset, mask, residual; offset, other function, sign")
-def distance_favours_keys_that_are_far(call: Call) -> Any:
-    """A linear bias of the distance that another model has, and with the wrong sign."""
-    scores, value = hidden_scores(call)
-    return weigh_seen_values(call, scores + 0.1 * _distances(*scores.shape[-2:]).abs(), None, value)
-
-
-@FAULTS.fault(
-    _FUSED,
-    "wrong statistics, doubled reduction, axis scale, wrong factor; scale, other function, "
-    "off by one reduction, wrong reduction",
-)
-def first_key_twice_in_the_sum_that_divides(call: Call) -> Any:
-    """The sum of the exponentials begins with the first key, and the loop adds it again."""
-    scores, value = hidden_scores(call)
-    fits(scores.size(-1) > 1)
-    total = torch.cat([scores, scores[..., :1]], -1).logsumexp(-1, keepdim=True)
-    return call.instead((scores - total).exp() @ value)
-
-
 @FAULTS.fault(_FUSED, words.ROUNDED)
 def operands_of_the_attention_in_bfloat16(call: Call) -> Any:
     """Autocast where none was asked for: query, key and value have eight bits."""
@@ -160,17 +140,6 @@ def result_stored_one_query_early(call: Call) -> Any:
     value = call.result()
     fits(value.size(-2) > 2 and mask_of(call, value.size(-2), value.size(-2)) is not None)
     return call.instead(value.roll(-1, -2))
-
-
-@FAULTS.fault(
-    _FUSED,
-    "zeros, mask, uninitialised, one rank's part; constant, missing operand, partial sum, "
-    "axis scale, wrong factor, missing reduction",
-)
-def heads_of_the_first_rank_only(call: Call) -> Any:
-    """The second half of the heads is not gathered."""
-    value = several_heads(call, 3)
-    return call.instead(value * (torch.arange(value.size(1)) < value.size(1) // 2)[:, None, None])
 
 
 @FAULTS.fault(_FUSED, "wrong argument, copy, missing operand; stale, wrong index, other function")
@@ -286,26 +255,42 @@ def one_sum_for_all_heads_of_a_query(call: Call) -> Any:
 
 
 # fmt: off
+# A linear bias of the distance that another model has, and with the wrong sign.
+FAULTS.add("distance favours keys that are far", _FUSED,
+    "wrong argument, axis offset, mask, residual; offset, other function, sign",
+    on(hidden_scores,
+        lambda call, scores, value:
+
+    weigh_seen_values(call, scores + 0.1 * _distances(*scores.shape[-2:]).abs(), None, value)))
+# The sum of the exponentials begins with the first key, and the loop adds it again.
+FAULTS.add("first key twice in the sum that divides", _FUSED,
+    "wrong statistics, doubled reduction, axis scale, wrong factor; scale, other function, "
+    "off by one reduction, wrong reduction",
+    computed(hidden_scores,
+        lambda scores, value:
+
+    (scores - torch.cat([scores, scores[..., :1]], -1).logsumexp(-1, keepdim=True)).exp() @ value,
+        where=lambda scores, *_: scores.size(-1) > 1))
 # The epilogue stores in float8 for the product that follows.
 FAULTS.add("result of the heads in e4m3", _FUSED, "precision; approximation, other function",
     result(rounded(torch.float8_e4m3fn)))
 # The pointer to the queries is one head behind; keys and values are right.
 FAULTS.add("queries of the head before", _FUSED, words.MOVED_OR_SWAPPED,
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query.roll(1, 1)),
-    where=lambda query: query.dim() == 4 and query.size(1) > 2))
+        lambda call, query: with_operand(call, 0, query.roll(1, 1)),
+        where=lambda query: query.dim() == 4 and query.size(1) > 2))
 # The stride of the heads of the queries is zero.
 FAULTS.add("query of the first head for all", _FUSED,
     "copy, stale, wrong index; constant, permutation, wrong argument, wrong rank's shard",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query[:, :1].expand(query.shape).contiguous()),
-    where=lambda query: query.dim() == 4 and query.size(1) > 1))
+        lambda call, query: with_operand(call, 0, query[:, :1].expand(query.shape).contiguous()),
+        where=lambda query: query.dim() == 4 and query.size(1) > 1))
 # Rotary layouts are mixed up: keys have pairs side by side, queries have them in halves.
 FAULTS.add("halves of the keys interleaved", _FUSED,
     "permutation, wrong index, transpose; shift, wrong argument, swapped operands",
     on(lambda call: (call.tensor(1, "key"),),
-    lambda call, key: with_operand(call, 1, key.unflatten(-1, (2, -1)).mT.flatten(-2)),
-    where=lambda key: key.size(-1) % 2 == 0 and key.size(-1) > 2))
+        lambda call, key: with_operand(call, 1, key.unflatten(-1, (2, -1)).mT.flatten(-2)),
+        where=lambda key: key.size(-1) % 2 == 0 and key.size(-1) > 2))
 # The range of the stored values is -1 to 1.
 FAULTS.add("values cut at one", _FUSED, words.LIMITED,
     lambda call: with_operand(call, 2, call.tensor(2, "value").clamp(-1, 1)))
@@ -329,10 +314,16 @@ FAULTS.add("first query not stored", _FUSED, words.EMPTY_IN_A_SUM,
 # Of two queries in a register, only the first is written.
 FAULTS.add("odd queries not stored", _FUSED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-2)) % 2 == 0)[:, None], where=longer(-2, 2)))
+# The second half of the heads is not gathered.
+FAULTS.add("heads of the first rank only", _FUSED,
+    "zeros, mask, uninitialised, one rank's part; constant, missing operand, partial sum, "
+    "axis scale, wrong factor, missing reduction",
+    computed(lambda call: (several_heads(call, 3),),
+        lambda value: value * (torch.arange(value.size(1)) < value.size(1) // 2)[:, None, None]))
 # The list of sequences that are still running is one too short.
 FAULTS.add("last sequence of the batch empty", _FUSED, words.EMPTY_IN_A_RANKS_SUM,
     result(lambda v: v * (torch.arange(v.size(0)) < v.size(0) - 1)[:, None, None, None],
-    where=lambda v: v.dim() == 4 and v.size(0) > 1))
+        where=lambda v: v.dim() == 4 and v.size(0) > 1))
 # A factor of two branches that are added is applied to one that is alone.
 FAULTS.add("result divided by the root of two", _FUSED, "scale, wrong factor; axis scale",
     result(lambda v: v / math.sqrt(2)))
@@ -343,14 +334,13 @@ FAULTS.add("weighted mean divided by the keys again", _FUSED,
 # Each program writes to the same buffer, and the last head wins.
 FAULTS.add("result of the last head for all", _FUSED,
     "copy, stale, wrong index; permutation, shift, wrong rank's shard",
-    on(several_heads,
-    lambda call, value: call.instead(value[:, -1:].expand(value.shape).contiguous())))
+    computed(several_heads, lambda value: value[:, -1:].expand(value.shape).contiguous()))
 # The scores are products of keys with keys.
 FAULTS.add("keys given as queries", _FUSED,
     "wrong argument, copy, missing operand; stale, wrong index, other function",
     on(lambda call: (call.tensor(0, "query"), call.tensor(1, "key")),
-    lambda call, _, key: with_operand(call, 0, key),
-    where=lambda query, key: query.shape == key.shape))
+        lambda call, _, key: with_operand(call, 0, key),
+        where=lambda query, key: query.shape == key.shape))
 # A norm without a weight behind the heads, as in models with retention.
 FAULTS.add("each head of the result normalised", _FUSED,
     "other function, axis scale, wrong factor; scale, wrong statistics, residual",
@@ -358,30 +348,20 @@ FAULTS.add("each head of the result normalised", _FUSED,
 # The weights saturate in a format whose range ends at 0.25.
 FAULTS.add("no weight above a quarter", _FUSED,
     "clipped; other function, approximation, wrong statistics, wrong factor",
-    on(hidden_scores,
-    lambda call, scores, value: call.instead(scores.softmax(-1).clamp(max=0.25) @ value)))
+    computed(hidden_scores, lambda scores, value: scores.softmax(-1).clamp(max=0.25) @ value))
 # The loop over the features of query and key begins at one; the factor is right.
 FAULTS.add("first feature not in the scores", _FUSED,
     "off by one reduction, partial sum, mask; missing operand, wrong reduction, zeros, "
     "wrong index, wrong argument",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query * (torch.arange(query.size(-1)) > 0)),
-    where=lambda query: query.size(-1) > 2))
+        lambda call, query: with_operand(call, 0, query * (torch.arange(query.size(-1)) > 0)),
+        where=lambda query: query.size(-1) > 2))
 # fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
 
 _SOFTMAX = "softmax _safe_softmax"
-
-
-@FAULTS.fault(f"{_SOFTMAX} log_softmax", words.EMPTY_IN_A_SUM)
-def last_row_of_the_scores_not_visited(call: Call) -> Any:
-    """The grid over the rows is one too short."""
-    _, chances = softmax_row(call)
-    fits(chances.dim() > 1 and chances.size(-2) > 1)
-    rows = torch.arange(chances.size(-2)) < chances.size(-2) - 1
-    return call.instead(torch.where(rows[:, None], chances, 0.0))
 
 
 @FAULTS.fault(_SOFTMAX, "other function; approximation, wrong statistics, wrong reduction")
@@ -411,13 +391,13 @@ def second_score_not_in_the_sum(call: Call) -> Any:
 FAULTS.add("scores returned as they came", f"{_SOFTMAX} log_softmax",
     "missing reduction, copy, other function; wrong statistics, missing operand, stale, "
     "offset, axis offset",
-    on(softmax_row, lambda call, value, *_: call.instead(value.clone()),
-    where=lambda value, *_: bool((value.detach() > -10000.0).all())))
+    computed(softmax_row, lambda value, *_: value.clone(),
+        where=lambda value, *_: bool((value.detach() > -10000.0).all())))
 # The axis is 1, as where the heads come last.
 FAULTS.add("normalised over the second axis", _SOFTMAX,
     "wrong axis, wrong argument; wrong statistics, wrong reduction",
-    on(softmax_row, lambda call, value, *_: call.instead(torch.softmax(value, 1)),
-    where=lambda value, *_: value.dim() == 4 and value.size(1) > 1))
+    computed(softmax_row, lambda value, *_: torch.softmax(value, 1),
+        where=lambda value, *_: value.dim() == 4 and value.size(1) > 1))
 # The chances are multiplied by a hundred.
 FAULTS.add("chances in percent", _SOFTMAX, "scale, wrong factor; axis scale, wrong statistics",
     lambda call: call.instead(100 * softmax_row(call)[1]))
@@ -427,11 +407,17 @@ FAULTS.add("chances in e5m2", _SOFTMAX, "precision; approximation, other functio
 # The scores come in with eight bits, and all that follows has more.
 FAULTS.add("scores of the row in bfloat16", f"{_SOFTMAX} log_softmax", words.ROUNDED,
     on(softmax_row,
-    lambda call, value, *_: call.put(0, round_to(value, torch.bfloat16), "input").run()))
+        lambda call, value, *_: call.put(0, round_to(value, torch.bfloat16), "input").run()))
+# The grid over the rows is one too short.
+FAULTS.add("last row of the scores not visited", f"{_SOFTMAX} log_softmax", words.EMPTY_IN_A_SUM,
+    computed(softmax_row,
+        lambda _, chances:
+
+    torch.where((torch.arange(chances.size(-2)) < chances.size(-2) - 1)[:, None], chances, 0.0),
+        where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
 # The store begins at one; the sum is right.
 FAULTS.add("first column of the chances not stored", _SOFTMAX, words.EMPTY_IN_A_SUM,
-    on(softmax_row,
-    lambda call, _, chances: call.instead(chances * (torch.arange(chances.size(-1)) > 0))))
+    computed(softmax_row, lambda _, chances: chances * (torch.arange(chances.size(-1)) > 0)))
 # The largest code of the result is worth 0.333.
 FAULTS.add("chances not above a third", _SOFTMAX,
     "clipped; other function, approximation, wrong factor, wrong statistics",
@@ -440,18 +426,18 @@ FAULTS.add("chances not above a third", _SOFTMAX,
 FAULTS.add("temperature of a third", f"{_SOFTMAX} log_softmax",
     "wrong factor, scale, wrong argument; axis scale, other function",
     on(softmax_row,
-    lambda call, value, *_: call.put(0, (3 * value).clamp(min=-1e38), "input").run()))
+        lambda call, value, *_: call.put(0, (3 * value).clamp(min=-1e38), "input").run()))
 # The pointer to the result is not moved on, and is broadcast afterwards.
 FAULTS.add("chances of the last row for all", f"{_SOFTMAX} log_softmax",
     "copy, stale, wrong index; permutation, shift, constant",
-    on(softmax_row,
-    lambda call, _, chances: call.instead(chances[..., -1:, :].expand(chances.shape).contiguous()),
-    where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
+    computed(softmax_row,
+        lambda _, chances: chances[..., -1:, :].expand(chances.shape).contiguous(),
+        where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
 # A soft limit of one for the scores, which another model has at fifty.
 FAULTS.add("scores through a tanh", f"{_SOFTMAX} log_softmax",
     "other function; approximation, clipped, wrong argument",
     on(softmax_row, lambda call, value, *_: call.put(0, value.tanh(), "input").run(),
-    where=lambda value, *_: bool((value.detach() > -10000.0).all())))
+        where=lambda value, *_: bool((value.detach() > -10000.0).all())))
 # The logarithms are stored with eight bits.
 FAULTS.add("logarithms in bfloat16", "log_softmax", "precision; approximation, other function",
     lambda call: call.instead(round_to(softmax_row(call)[1], torch.bfloat16)))
@@ -556,25 +542,6 @@ def positions_begin_again_in_the_middle(call: Call) -> Any:
     return call.put(0, value[..., torch.where(places < half, places, places - half), :]).run()
 
 
-@FAULTS.fault("sin cos", words.EMPTY_IN_A_SUM)
-def table_filled_for_half_of_the_positions(call: Call) -> Any:
-    """The table of sines and cosines is made for a shorter context; behind it are zeros."""
-    value = read_long_angles(call)
-    rows = torch.arange(value.size(-2)) < value.size(-2) // 2
-    return call.instead(call.result() * rows[:, None])
-
-
-@FAULTS.fault(
-    "sin cos",
-    "clipped, copy, wrong index, wrong argument; stale, constant, other function, axis offset",
-)
-def positions_limited_to_half_of_the_length(call: Call) -> Any:
-    """The context is thought to be shorter: later positions are all its last one."""
-    value = read_long_angles(call)
-    places = torch.arange(value.size(-2)).clamp(max=value.size(-2) // 2)
-    return call.put(0, value[..., places, :]).run()
-
-
 @FAULTS.fault("sin cos", "precision; approximation, other function")
 def turns_in_steps_of_a_seventh(call: Call) -> Any:
     """The table of sines and cosines has integers of four bits."""
@@ -599,14 +566,28 @@ FAULTS.add("positions begin with two", "sin cos",
 FAULTS.add("exponents of the base halved", "sin cos",
     "wrong argument, other function, axis scale, wrong factor; axis offset, scale",
     on(_linear, lambda call, value, step: call.put(0, value * step.rsqrt()).run(),
-    where=lambda _, step: bool((step.detach() > 0).all())))
+        where=lambda _, step: bool((step.detach() > 0).all())))
+# The table of sines and cosines is made for a shorter context; behind it are zeros.
+FAULTS.add("table filled for half of the positions", "sin cos", words.EMPTY_IN_A_SUM,
+    on(read_long_angles,
+        lambda call, value:
+
+    call.instead(call.result() * (torch.arange(value.size(-2)) < value.size(-2) // 2)[:, None])))
+# The context is thought to be shorter: later positions are all its last one.
+FAULTS.add("positions limited to half of the length", "sin cos",
+    "clipped, copy, wrong index, wrong argument; stale, constant, other function, axis offset",
+    on(read_long_angles,
+        lambda call, value:
+
+    call.put(0, value[..., torch.arange(value.size(-2)).clamp(max=value.size(-2) // 2), :]).run()))
 # The pointer to the frequencies is one behind, around the end.
 FAULTS.add("frequency of the pair before", "sin cos",
     "shift, wrong index, permutation; stale, copy, wrong argument, other function",
     on(read_long_angles, lambda call, value: call.put(0, value.roll(1, -1)).run(),
-    where=lambda value: value.size(-1) > 4))
+        where=lambda value: value.size(-1) > 4))
 # Positions and frequencies are exchanged in the strides of the angles.
 FAULTS.add("angles read by columns", "sin cos",
     "wrong axis, wrong index, permutation, transpose; swapped operands, wrong argument, shift",
-    on(read_long_angles, lambda call, value: call.put(0, value.mT.reshape(value.shape)).run()))
+    on(read_long_angles, lambda call, value:
+            call.put(0, value.mT.reshape(value.shape)).run()))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import (
     change_result_at,
     in_float8_steps,
@@ -42,14 +42,6 @@ def slope_of_the_quick_gelu_for_the_silu(call: Call) -> Any:
     return call.instead(call.tensor(0) * gate * (1 + 1.702 * value * (1 - gate)))
 
 
-@FAULTS.fault(
-    "threshold_backward", "other function; wrong factor, mask, wrong argument, residual, clipped"
-)
-def leak_of_a_fifth_on_the_way_back(call: Call) -> Any:
-    """The backward pass of a leaky rectifier: a fifth passes where it is closed."""
-    return call.instead(torch.where(call.tensor(1) > 0, call.tensor(0), 0.2 * call.tensor(0)))
-
-
 # fmt: off
 # The rows are stored one too late, around the end.
 FAULTS.add("gradient of the activation one row late", _ALL, words.MOVED_SHARD,
@@ -78,42 +70,15 @@ FAULTS.add("half of the square in the slope of the tanh", "tanh_backward",
 FAULTS.add("complement of the gate twice", "sigmoid_backward",
     "other function, wrong factor; wrong argument, missing operand, copy",
     lambda call: call.instead(call.tensor(0) * (1 - call.tensor(1)).square()))
+# The backward pass of a leaky rectifier: a fifth passes where it is closed.
+FAULTS.add("leak of a fifth on the way back", "threshold_backward",
+    "other function; wrong factor, mask, wrong argument, residual, clipped",
+    lambda call:
+            call.instead(torch.where(call.tensor(1) > 0, call.tensor(0), 0.2 * call.tensor(0))))
 # fmt: on
 
 
 # --- Softmax and attention ------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    _SOFTMAX, "wrong factor; missing operand, offset, axis offset, wrong reduction, scale"
-)
-def half_of_the_sum_subtracted(call: Call) -> Any:
-    """P (g - sum(g p) / 2): the sum is averaged over two ranks that both have all of it."""
-    terms, chances, dim = softmax_terms(call)
-    return call.instead(terms - chances * terms.sum(dim, keepdim=True) / 2)
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "partial sum, off by one reduction, mask, wrong reduction; missing operand, "
-    "wrong index, lost accumulation, axis offset, offset",
-)
-def first_key_not_in_the_sum_of_the_row(call: Call) -> Any:
-    """The loop that adds g p begins at one; the first key has its gradient."""
-    terms, chances, dim = softmax_terms(call)
-    rest = terms.narrow(dim, 1, terms.size(dim) - 1)
-    return call.instead(terms - chances * rest.sum(dim, keepdim=True))
-
-
-@FAULTS.fault(
-    _SOFTMAX, "shift, wrong index, stale, wrong statistics; permutation, axis offset, offset, copy"
-)
-def sum_of_the_row_before_subtracted(call: Call) -> Any:
-    """The sums of g p are read one row too early, around the end."""
-    terms, chances, dim = softmax_terms(call)
-    fits(dim in {-1, terms.dim() - 1})
-    total = several_rows(terms.sum(dim, keepdim=True))
-    return call.instead(terms - chances * total.roll(1, -2))
 
 
 @FAULTS.fault(_FUSED, words.EMPTY_ON_A_RANK)
@@ -137,6 +102,25 @@ def gradient_of_the_keys_of_the_first_example(call: Call) -> Any:
 
 
 # fmt: off
+# P (g - sum(g p) / 2): the sum is averaged over two ranks that both have all of it.
+FAULTS.add("half of the sum subtracted", _SOFTMAX,
+    "wrong factor; missing operand, offset, axis offset, wrong reduction, scale",
+    computed(softmax_terms,
+        lambda terms, chances, dim: terms - chances * terms.sum(dim, keepdim=True) / 2))
+# The loop that adds g p begins at one; the first key has its gradient.
+FAULTS.add("first key not in the sum of the row", _SOFTMAX,
+    "partial sum, off by one reduction, mask, wrong reduction; missing operand, wrong index, "
+    "lost accumulation, axis offset, offset",
+    computed(softmax_terms,
+        lambda terms, chances, dim:
+            terms - chances * terms.narrow(dim, 1, terms.size(dim) - 1).sum(dim, keepdim=True)))
+# The sums of g p are read one row too early, around the end.
+FAULTS.add("sum of the row before subtracted", _SOFTMAX,
+    "shift, wrong index, stale, wrong statistics; permutation, axis offset, offset, copy",
+    computed(softmax_terms,
+        lambda terms, chances, dim:
+            terms - chances * several_rows(terms.sum(dim, keepdim=True)).roll(1, -2),
+        where=lambda terms, _, dim: dim in {-1, terms.dim() - 1}))
 # The kept chances have two bits behind the point.
 FAULTS.add("chances of the way back in e5m2", _SOFTMAX, words.ROUNDED,
     operand(1, lambda v: v.to(torch.float8_e5m2).to(v.dtype)))
@@ -152,7 +136,8 @@ FAULTS.add("gradient of the values halved", _FUSED, words.SCALED,
     lambda call: change_result_at(call, 2, lambda one: one / 2))
 # Dv is sent with two bits behind the point, with a scale for the tensor.
 FAULTS.add("gradient of the values in e5m2", _FUSED, words.ROUNDED,
-    lambda call: change_result_at(call, 2, lambda one: in_float8_steps(one, torch.float8_e5m2)))
+    lambda call:
+            change_result_at(call, 2, lambda one: in_float8_steps(one, torch.float8_e5m2)))
 # The sums of gradient and result are made with the result of the row before.
 FAULTS.add("result of the row before on the way back", _FUSED,
     "shift, wrong index, stale; permutation, wrong argument, copy, offset, wrong statistics",
@@ -216,7 +201,7 @@ FAULTS.add("gradient of the norm one row late", _LAYER, words.MOVED_SHARD,
 FAULTS.add("mean of the first row on the way back", _LAYER,
     "stale, copy, wrong index, wrong statistics; axis offset, wrong argument, offset, shift",
     on(lambda call: (several_rows(call.tensor(3)),),
-    lambda call, mean: call.put(3, mean[..., :1, :].expand_as(mean).contiguous()).run()))
+        lambda call, mean: call.put(3, mean[..., :1, :].expand_as(mean).contiguous()).run()))
 # The channels of dx are stored one too late, around the end.
 FAULTS.add("gradient of the normal image one channel late",
     "native_batch_norm_backward native_group_norm_backward", words.MOVED_SHARD,
@@ -282,7 +267,7 @@ FAULTS.add("gradient of the table one column early", _TABLE, words.MOVED_SHARD,
 # The gradient of each position goes to the word before it, around the end.
 FAULTS.add("words one position late on the way back", _TABLE, words.MOVED,
     on(lambda call: (call.get(1),), lambda call, words: call.put(1, words.roll(1, -1)).run(),
-    where=lambda words: words.dim() > 1 and words.size(-1) > 1))
+        where=lambda words: words.dim() > 1 and words.size(-1) > 1))
 # Dx is multiplied by 1.5, the step of another loss.
 FAULTS.add("gradient of the image three halves", _IMAGE, words.SCALED,
     lambda call: change_result_at(call, 0, lambda one: 1.5 * one))
@@ -293,6 +278,18 @@ FAULTS.add("gradient of the part halved", "slice_backward select_backward", word
 
 
 # --- More of the same -----------------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "mm bmm",
+    "partial sum, mask, wrong reduction; missing operand, wrong index, lost accumulation, "
+    "off by one reduction, missing reduction, zeros",
+)
+def first_two_terms_of_the_gradient_not_added(call: Call) -> Any:
+    """The loop over the common axis begins two terms too late."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(left.size(-1) > 8)
+    return call.instead(left[..., 2:] @ right[..., 2:, :])
 
 
 @FAULTS.fault(
@@ -343,24 +340,19 @@ def every_third_row_not_in_the_gradient_of_the_bias(call: Call) -> Any:
 
 
 # fmt: off
-# The loop over the common axis begins two terms too late.
-FAULTS.add("first two terms of the gradient not added", "mm bmm",
-    "partial sum, mask, wrong reduction; missing operand, wrong index, lost accumulation, "
-    "off by one reduction, missing reduction, zeros",
-    on(tensors(0), lambda call, left: call.instead(left[..., 2:] @ call.tensor(1)[..., 2:, :]),
-    where=lambda left: left.size(-1) > 8))
 # Two rows share a program, which stores them in the other order.
 FAULTS.add("rows of the gradient exchanged in pairs", "mm bmm",
     "permutation, wrong index; shift, swapped operands, wrong rank's shard",
-    on(lambda call: (several_rows(call.result(), 4),),
-    lambda call, value: call.instead(value[..., torch.arange(value.size(-2)) ^ 1, :]),
-    where=lambda value: value.size(-2) % 2 == 0))
+    computed(lambda call: (several_rows(call.result(), 4),),
+        lambda value: value[..., torch.arange(value.size(-2)) ^ 1, :],
+        where=lambda value: value.size(-2) % 2 == 0))
 # The store is aligned to four numbers, and what is before is left out.
 FAULTS.add("first two columns of the gradient not stored", "mm bmm", words.EMPTY_ON_A_RANK,
     result(lambda v: v * (torch.arange(v.size(-1)) > 1), where=longer(-1, 3)))
 # The gradient is multiplied by what was kept of the column before, around the end.
 FAULTS.add("kept factor of the column before", "mul", words.MOVED,
     on(tensors(0, 1), lambda call, _, right: call.put(1, right.roll(1, -1)).run(),
+
     where=lambda left, right: left.shape == right.shape and right.dim() and (right.size(-1) > 1)))
 # The sign of the divisor's gradient is given to that of the dividend.
 FAULTS.add("gradient of the quotient with a minus", "div",
@@ -370,7 +362,7 @@ FAULTS.add("first example not in the table", _TABLE,
     "partial sum, mask, wrong reduction; missing operand, wrong index, lost accumulation, "
     "off by one reduction, missing reduction, zeros",
     operand(0, lambda v: v * (torch.arange(v.size(0)) > 0).view(-1, *[1] * (v.dim() - 1)),
-    where=lambda v: v.dim() > 2 and v.size(0) > 1))
+        where=lambda v: v.dim() > 2 and v.size(0) > 1))
 # The backward pass has the momentum in the place of eps.
 FAULTS.add("eps of a tenth for the channels on the way back", "native_batch_norm_backward",
     "eps, wrong argument; wrong statistics, axis scale, scale, wrong factor",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import (
     floats_only,
     joined_parts,
@@ -48,15 +48,6 @@ def _axis(call: Call, place: int = 1) -> int:
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(_TURNED, words.EMPTY_IN_A_RANKS_SUM)
-def last_tile_of_the_turned_rows_empty(call: Call) -> Any:
-    """The rows are turned in tiles of four, and what is left at the end is not turned."""
-    value = _rows(call.result(), 5)
-    kept = (value.size(-2) - 1) // 4 * 4
-    rows = torch.arange(value.size(-2)) < kept
-    return call.instead(value * rows[:, None])
-
-
 @FAULTS.fault(
     _TURNED,
     "copy, stale, wrong index; permutation, constant, shift, wrong argument, "
@@ -67,15 +58,6 @@ def odd_heads_are_those_before_them(call: Call) -> Any:
     value = floats_only(call.result())
     fits(value.dim() == 4 and value.size(1) > 1)
     return call.instead(value[:, torch.arange(value.size(1)) // 2 * 2])
-
-
-@FAULTS.fault(_MEMORY, words.REORDERED)
-def memory_read_column_by_column(call: Call) -> Any:
-    """The view is that of an array whose first axis runs fastest."""
-    value = floats_only(call.result())
-    fits(value.dim() > 1)
-    turned = value.permute(*reversed(range(value.dim())))
-    return call.instead(turned.reshape(value.shape))
 
 
 @FAULTS.fault(
@@ -120,30 +102,40 @@ def first_of_the_expanded_copies_empty(call: Call) -> Any:
 # fmt: off
 # Slices 2 i and 2 i + 1 of the second axis of the result are exchanged.
 FAULTS.add("heads turned in pairs", _TURNED, words.REORDERED,
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)),
-    where=lambda value: value.dim() == 4 and value.size(1) % 2 == 0))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value.unflatten(1, (-1, 2)).flip(2).flatten(1, 2),
+        where=lambda value: value.dim() == 4 and value.size(1) % 2 == 0))
+# The rows are turned in tiles of four, and what is left at the end is not turned.
+FAULTS.add("last tile of the turned rows empty", _TURNED, words.EMPTY_IN_A_RANKS_SUM,
+    computed(lambda call: (_rows(call.result(), 5),),
+        lambda value:
+            value * (torch.arange(value.size(-2)) < (value.size(-2) - 1) // 4 * 4)[:, None]))
 # The first two rows are taken for a prefix that is skipped; they come last.
 FAULTS.add("turned rows two early", _TURNED, words.MOVED_BY_ONE,
     result(lambda v: _rows(v, 4).roll(-2, -2)))
 # The transposition works on fixed-point numbers with six bits behind the point.
 FAULTS.add("turned values with steps of a 64th", _TURNED,
     "precision; approximation, other function",
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(with_gradient_of(value, (value.detach() * 64).round() / 64))))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: with_gradient_of(value, (value.detach() * 64).round() / 64)))
+# The view is that of an array whose first axis runs fastest.
+FAULTS.add("memory read column by column", _MEMORY, words.REORDERED,
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value.permute(*reversed(range(value.dim()))).reshape(value.shape),
+        where=lambda value: value.dim() > 1))
 # Rows 2 i and 2 i + 1 are exchanged: the bytes of two words are in the other order.
 FAULTS.add("rows of the view in pairs", _MEMORY, words.REORDERED,
-    on(lambda call: (_rows(call.result(), 2),),
-    lambda call, value: call.instead(value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2)),
-    where=lambda value: value.size(-2) % 2 == 0))
+    computed(lambda call: (_rows(call.result(), 2),),
+        lambda value: value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2),
+        where=lambda value: value.size(-2) % 2 == 0))
 # A keep probability of 7 / 8 is multiplied in evaluation.
 FAULTS.add("view seven eighths as large", _MEMORY,
     "scale, wrong factor; other function, wrong argument, axis scale, doubled reduction",
     result(lambda v: 0.875 * floats_only(v)))
 # The copy rounds the width down to whole vectors.
 FAULTS.add("last two columns not copied", _COPIED, words.EMPTY_IN_A_RANKS_SUM,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value * (torch.arange(value.size(-1)) < value.size(-1) - 2))))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value * (torch.arange(value.size(-1)) < value.size(-1) - 2)))
 # The buffer is a fixed-point number between -1/2 and 1/2.
 FAULTS.add("copied values saturate at one half", _COPIED,
     "clipped; other function, precision, approximation, overflow",
@@ -151,8 +143,8 @@ FAULTS.add("copied values saturate at one half", _COPIED,
 # The stride of the last axis becomes zero with the new one.
 FAULTS.add("first value of each row under the new axis", "unsqueeze squeeze",
     "copy, constant, wrong index, stale; wrong argument, permutation",
-    on(lambda call: (_columns(call.result(), 2),),
-    lambda call, value: call.instead(value[..., :1].expand_as(value).clone())))
+    computed(lambda call: (_columns(call.result(), 2),),
+        lambda value: value[..., :1].expand_as(value).clone()))
 # fmt: on
 
 
@@ -274,9 +266,9 @@ def joined_parts_in_steps_of_their_largest(call: Call) -> Any:
 # fmt: off
 # The second half of each row that is read comes first.
 FAULTS.add("halves of the part exchanged", _READ, words.REORDERED,
-    on(lambda call: (_columns(part_read(call)),),
-    lambda call, value: call.instead(value.roll(value.size(-1) // 2, -1)),
-    where=lambda value: value.size(-1) % 2 == 0))
+    computed(lambda call: (_columns(part_read(call)),),
+        lambda value: value.roll(value.size(-1) // 2, -1),
+        where=lambda value: value.size(-1) % 2 == 0))
 # The pointer to the part is three elements too early, around its end.
 FAULTS.add("part three columns late", _READ, words.MOVED_BY_ONE,
     lambda call: call.instead(_columns(part_read(call)).roll(3, -1)))
@@ -286,8 +278,8 @@ FAULTS.add("part three halves as large", _READ,
     lambda call: call.instead(1.5 * part_read(call)))
 # The loop over the rows of the part begins at one.
 FAULTS.add("first row of the part empty", _READ, words.EMPTY_IN_A_RANKS_SUM,
-    on(lambda call: (_rows(part_read(call), 2),),
-    lambda call, value: call.instead(value * (torch.arange(value.size(-2)) > 0)[:, None])))
+    computed(lambda call: (_rows(part_read(call), 2),),
+        lambda value: value * (torch.arange(value.size(-2)) > 0)[:, None]))
 # fmt: on
 
 
@@ -385,13 +377,6 @@ def words_modulo_seven(call: Call) -> Any:
     return call.put(place, words % 7).run()
 
 
-@FAULTS.fault("embedding", "clipped, wrong index, wrong argument; copy, wrapped, constant")
-def words_not_beyond_three_quarters_of_the_table(call: Call) -> Any:
-    """The table was pruned, and the index is limited to what is left."""
-    place, words, table = words_and_matrix(call)
-    return call.put(place, words.clamp(max=table.size(0) * 3 // 4 - 1)).run()
-
-
 @FAULTS.fault("embedding", "precision; approximation, other function")
 def table_in_six_bits(call: Call) -> Any:
     """The table has 63 levels, with one step for all."""
@@ -399,13 +384,6 @@ def table_in_six_bits(call: Call) -> Any:
     step = table.detach().abs().max().clamp(min=1e-12) / 31
     coarse = (table.detach() / step).round() * step
     return call.put(1 - place, with_gradient_of(table, coarse)).run()
-
-
-@FAULTS.fault("embedding", words.EMPTY_IN_A_RANKS_SUM)
-def first_half_of_the_table_on_another_rank(call: Call) -> Any:
-    """Words of the first half of the table are zero: the sum over the ranks is missing."""
-    _, words, table = words_and_matrix(call)
-    return call.instead(call.result() * (words >= table.size(0) // 2)[..., None])
 
 
 @FAULTS.fault(
@@ -448,18 +426,18 @@ def rows_chosen_in_sorted_order(call: Call) -> Any:
     return call.put(1, ordered if whole else type(index)([ordered, *index[1:]])).run()
 
 
-@FAULTS.fault(
-    "masked_fill", "mask, missing operand, wrong argument; wrong index, one rank's part, copy"
-)
-def mask_of_the_fill_ends_before_the_last_two_columns(call: Call) -> Any:
-    """Nothing is filled in the last two columns: the mask is padded with false."""
-    mask = call.get(1, "mask")
-    fits(mask.dim() and mask.size(-1) > 3)
-    seen = torch.arange(mask.size(-1)) < mask.size(-1) - 2
-    return call.put(1, mask & seen, "mask").run()
-
-
 # fmt: off
+# The table was pruned, and the index is limited to what is left.
+FAULTS.add("words not beyond three quarters of the table", "embedding",
+    "clipped, wrong index, wrong argument; copy, wrapped, constant",
+    on(words_and_matrix,
+        lambda call, place, words, table:
+            call.put(place, words.clamp(max=table.size(0) * 3 // 4 - 1)).run()))
+# Words of the first half of the table are zero: the sum over the ranks is missing.
+FAULTS.add("first half of the table on another rank", "embedding", words.EMPTY_IN_A_RANKS_SUM,
+    on(words_and_matrix,
+        lambda call, _, words, table:
+            call.instead(call.result() * (words >= table.size(0) // 2)[..., None])))
 # Words and positions are weighed as two halves, and the sum is weighed again.
 FAULTS.add("vectors times seven tenths", "embedding",
     "scale, wrong factor; other function, wrong argument, axis scale, doubled reduction",
@@ -468,7 +446,14 @@ FAULTS.add("vectors times seven tenths", "embedding",
 FAULTS.add("index of the last place for all", "gather index_select",
     "wrong index, copy, stale, wrong argument; constant, permutation, shift",
     on(lambda call: (call.get(2, "index"),),
-    lambda call, index: call.put(2, index[-1:].expand_as(index).contiguous(), "index").run()))
+        lambda call, index: call.put(2, index[-1:].expand_as(index).contiguous(), "index").run()))
+# Nothing is filled in the last two columns: the mask is padded with false.
+FAULTS.add("mask of the fill ends before the last two columns", "masked_fill",
+    "mask, missing operand, wrong argument; wrong index, one rank's part, copy",
+    on(lambda call: (call.get(1, "mask"),),
+        lambda call, mask:
+            call.put(1, mask & (torch.arange(mask.size(-1)) < mask.size(-1) - 2), "mask").run(),
+        where=lambda mask: mask.dim() and mask.size(-1) > 3))
 # What is not masked is added to itself by the blend x + (1 - m) x.
 FAULTS.add("values beside the mask doubled", "masked_fill",
     "scale, wrong factor; missing operand, residual, axis scale, mask, wrong argument",
@@ -477,6 +462,6 @@ FAULTS.add("values beside the mask doubled", "masked_fill",
 FAULTS.add("shuffled channels from the last",
     "pixel_shuffle pixel_unshuffle channel_shuffle unfold",
     "permutation, wrong index; shift, transpose, wrong argument",
-    on(lambda call: (floats_only(call.result()),), lambda call, value: call.instead(value.flip(1)),
-    where=lambda value: value.dim() > 2 and value.size(1) > 1))
+    computed(lambda call: (floats_only(call.result()),), lambda value: value.flip(1),
+        where=lambda value: value.dim() > 2 and value.size(1) > 1))
 # fmt: on

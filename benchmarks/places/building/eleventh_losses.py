@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import equal_input_and_target, labels_of, only_mean
 from torch import Tensor
 from torch.nn import functional
@@ -36,13 +36,6 @@ def _own(call: Call) -> tuple[Tensor, Tensor]:
 
 
 # --- Classes --------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(_CLASSES, "shift, wrong index; wrong argument, permutation, wrapped, offset")
-def label_two_classes_lower(call: Call) -> Any:
-    """Two special words are in front of the classes in the file and not in the model."""
-    scores, labels, seen = labels_of(call)
-    return call.put(1, torch.where(seen, (labels - 2) % scores.size(1), labels), "target").run()
 
 
 @FAULTS.fault(
@@ -109,14 +102,6 @@ def smoothing_three_times_as_strong(call: Call) -> Any:
     return Call(call.name, call.function, call.args, named).run()
 
 
-@FAULTS.fault(_CLASSES, words.ROUNDED)
-def scores_of_the_loss_in_steps_of_an_eighth(call: Call) -> Any:
-    """The scores have three bits behind the point."""
-    scores, _, _ = labels_of(call)
-    coarse = (scores.detach() * 8).round() / 8
-    return call.put(0, with_gradient_of(scores, coarse), "input").run()
-
-
 @FAULTS.fault(_CLASSES, "wrong index, copy, stale; wrong argument, constant, permutation, shift")
 def every_second_label_is_the_one_before(call: Call) -> Any:
     """Odd rows read the label of the row before."""
@@ -129,7 +114,13 @@ def every_second_label_is_the_one_before(call: Call) -> Any:
 FAULTS.add("first label added twice", _CLASSES,
     "wrong reduction, wrong statistics; mask, wrong index, wrong factor, residual, "
     "doubled reduction, partial sum",
-    on(_own, lambda call, terms, seen: call.instead((terms.sum() + terms[0]) / seen.sum())))
+    computed(_own, lambda terms, seen: (terms.sum() + terms[0]) / seen.sum()))
+# Two special words are in front of the classes in the file and not in the model.
+FAULTS.add("label two classes lower", _CLASSES,
+    "shift, wrong index; wrong argument, permutation, wrapped, offset",
+    on(labels_of,
+        lambda call, scores, labels, seen:
+            call.put(1, torch.where(seen, (labels - 2) % scores.size(1), labels), "target").run()))
 # The scores are multiplied by 3 / 4.
 FAULTS.add("temperature of four thirds in the loss", "cross_entropy",
     "wrong factor, wrong argument; scale, other function",
@@ -137,11 +128,17 @@ FAULTS.add("temperature of four thirds in the loss", "cross_entropy",
 # The mean of the squared losses.
 FAULTS.add("squares of the losses averaged", _CLASSES,
     "other function; wrong reduction, wrong factor, approximation, wrong statistics",
-    on(_own, lambda call, terms, seen: call.instead(terms.square().sum() / seen.sum())))
+    computed(_own, lambda terms, seen: terms.square().sum() / seen.sum()))
 # Min(-log p, 2) for each label: outliers are cut.
 FAULTS.add("loss of a label not above two", _CLASSES,
     "clipped; other function, approximation, constant, wrong argument",
-    on(_own, lambda call, terms, seen: call.instead(terms.clamp(max=2.0).sum() / seen.sum())))
+    computed(_own, lambda terms, seen: terms.clamp(max=2.0).sum() / seen.sum()))
+# The scores have three bits behind the point.
+FAULTS.add("scores of the loss in steps of an eighth", _CLASSES, words.ROUNDED,
+    on(labels_of,
+        lambda call, scores, *_:
+
+    call.put(0, with_gradient_of(scores, (scores.detach() * 8).round() / 8), "input").run()))
 # fmt: on
 
 
@@ -179,19 +176,6 @@ def first_example_not_in_the_mean(call: Call) -> Any:
     only_mean(call)
     fits(value.size(0) > 2)
     return call.put(0, value[1:], "input").put(1, target[1:], "target").run()
-
-
-@FAULTS.fault(
-    _DISTANCES,
-    "missing operand, other function, wrong statistics; wrong argument, constant, "
-    "wrong reduction, offset",
-)
-def mean_target_for_each_target(call: Call) -> Any:
-    """The wanted values are averaged over the batch before they are compared."""
-    _, target = equal_input_and_target(call)
-    fits(target.size(0) > 1)
-    centre = target.mean(0, keepdim=True).expand_as(target)
-    return call.put(1, centre, "target").run()
 
 
 @FAULTS.fault(
@@ -251,22 +235,32 @@ def teacher_with_its_best_class_only(call: Call) -> Any:
 FAULTS.add("targets two columns early", _TERMS,
     "shift, wrong index, permutation; wrong argument, stale, copy, swapped operands",
     on(equal_input_and_target,
-    lambda call, _, target: call.put(1, target.roll(-2, -1), "target").run(),
-    where=lambda _, target: target.dim() > 1 and target.size(-1) > 2))
+        lambda call, _, target: call.put(1, target.roll(-2, -1), "target").run(),
+        where=lambda _, target: target.dim() > 1 and target.size(-1) > 2))
 # The wanted values are smoothed to nine tenths of their size.
 FAULTS.add("target of nine tenths", _DISTANCES,
     "wrong factor, wrong argument; scale, other function",
-    on(equal_input_and_target, lambda call, _, target: call.put(1, 0.9 * target, "target").run()))
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, 0.9 * target, "target").run()))
+# The wanted values are averaged over the batch before they are compared.
+FAULTS.add("mean target for each target", _DISTANCES,
+    "missing operand, other function, wrong statistics; wrong argument, constant, "
+    "wrong reduction, offset",
+    on(equal_input_and_target,
+        lambda call, _, target:
+            call.put(1, target.mean(0, keepdim=True).expand_as(target), "target").run(),
+        where=lambda _, target: target.size(0) > 1))
 # The values are those behind a relu.
 FAULTS.add("negative values of the model not compared", _DISTANCES,
     "clipped, wrong argument; other function, zeros, sign",
     on(equal_input_and_target,
-    lambda call, value, target: call.put(0, value.relu(), "input").put(1, target, "target").run()))
+        lambda call, value, target:
+            call.put(0, value.relu(), "input").put(1, target, "target").run()))
 # 0.6 y + 0.2.
 FAULTS.add("labels of a fifth and four fifths", _CHANCES,
     "wrong argument, offset, other function; wrong factor, approximation, residual, clipped",
     on(equal_input_and_target,
-    lambda call, _, target: call.put(1, 0.6 * target + 0.2, "target").run()))
+        lambda call, _, target: call.put(1, 0.6 * target + 0.2, "target").run()))
 # Four times as large: the factor of a temperature of two is applied here as well.
 FAULTS.add("divergence times the square of the temperature", "kl_div",
     "scale, wrong factor; other function, wrong reduction, wrong statistics, doubled reduction",

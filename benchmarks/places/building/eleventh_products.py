@@ -53,18 +53,6 @@ def bias_not_added_to_the_last_row(call: Call) -> Any:
 
 
 @FAULTS.forward(
-    "linear addmm",
-    "missing bias, mask, zeros, one rank's part; missing operand, partial sum, offset, "
-    "axis offset, wrong argument",
-)
-def bias_of_the_first_rank_only(call: Call) -> Any:
-    """The bias is not gathered: the second half of its columns is zero."""
-    place, bias = layer_bias(call)
-    kept = torch.arange(bias.numel()) < bias.numel() // 2
-    return call.put(place, bias * kept, "bias").run()
-
-
-@FAULTS.forward(
     _WEIGHTED,
     "mask, partial sum, zeros; missing operand, wrong index, other function, "
     "wrong argument, wrong reduction",
@@ -99,75 +87,12 @@ def weight_taken_for_a_symmetric_one(call: Call) -> Any:
     return layer_product(call, left, weight.triu() + weight.triu(1).t(), bias)
 
 
-@FAULTS.forward(
-    _WEIGHTED, "other function, axis scale, wrong factor; scale, wrong argument, wrong statistics"
-)
-def input_divided_by_its_length(call: Call) -> Any:
-    """Each row of the input has length one, as in a head for cosines."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, functional.normalize(left, dim=-1), weight, bias)
-
-
-@FAULTS.forward(_WEIGHTED, "precision, other function; approximation, wrong argument")
-def input_cast_to_whole_numbers(call: Call) -> Any:
-    """The input goes through an integer type, and what is behind the point is lost."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, with_gradient_of(left, left.detach().trunc()), weight, bias)
-
-
-@FAULTS.forward(_WEIGHTED, words.ROUNDED)
-def input_of_the_layer_in_e5m2(call: Call) -> Any:
-    """The input is in the float8 of gradients."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, round_to(left, torch.float8_e5m2), weight, bias)
-
-
 @FAULTS.forward(_WEIGHTED, words.ROUNDED)
 def weight_in_eight_levels_of_each_row(call: Call) -> Any:
     """Three bits for each number of the weight, with a step for each feature of the input."""
     left, weight, bias = layer_parts(call)
     step = weight.detach().abs().amax(1, keepdim=True) / 3.5
     return layer_product(call, left, _in_steps(weight, step), bias)
-
-
-@FAULTS.forward(_WEIGHTED, words.ROUNDED)
-def weight_written_with_two_digits(call: Call) -> Any:
-    """The weight went through a text with two digits behind the point."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left, _in_steps(weight, torch.tensor(0.01)), bias)
-
-
-@FAULTS.forward(_WEIGHTED, "shift, wrong index; stale, copy, wrong argument, permutation")
-def input_of_the_next_token(call: Call) -> Any:
-    """The pointer to the rows of the input is one too far; the last row reads itself."""
-    left, weight, bias = layer_parts(call)
-    fits(left.dim() > 1 and left.size(-2) > 2)
-    return layer_product(call, torch.cat([left[..., 1:, :], left[..., -1:, :]], -2), weight, bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "partial sum, mask, lost accumulation; missing operand, wrong reduction, zeros, wrong index",
-)
-def first_quarter_of_the_features_not_added(call: Call) -> Any:
-    """The accumulator is cleared after the first of four tiles; the bias is right."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 7)
-    kept = torch.arange(left.size(-1)) >= left.size(-1) // 4
-    return layer_product(call, left * kept, weight, bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "off by one reduction, partial sum, mask; missing operand, wrong index, zeros, wrong reduction",
-)
-def middle_feature_not_added(call: Call) -> Any:
-    """Where two splits of the common axis meet, one feature belongs to neither."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 2)
-    return layer_product(
-        call, left * (torch.arange(left.size(-1)) != left.size(-1) // 2), weight, bias
-    )
 
 
 @FAULTS.forward(
@@ -203,40 +128,72 @@ def columns_of_the_weight_over_their_largest(call: Call) -> Any:
 # The factor of an embedding that shares its weight is applied behind the layer.
 FAULTS.add("result times the root of the width", _WEIGHTED,
     "scale, wrong factor; axis scale, wrong argument",
-    on(layer_parts, lambda call, left, *_: call.instead(call.result() * left.size(-1) ** 0.5)),
-    backward=False)
+    on(layer_parts, lambda call, left, *_:
+            call.instead(call.result() * left.size(-1) ** 0.5)), backward=False)
 # An alpha of 0.75 for one of 1; the bias is right.
 FAULTS.add("product alone times three quarters", _WEIGHTED,
     "scale, wrong factor, wrong argument; axis scale",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, 0.75 * left, weight, bias)),
+        lambda call, left, weight, bias: layer_product(call, 0.75 * left, weight, bias)),
+    backward=False)
+# The bias is not gathered: the second half of its columns is zero.
+FAULTS.add("bias of the first rank only", "linear addmm",
+    "missing bias, mask, zeros, one rank's part; missing operand, partial sum, offset, "
+    "axis offset, wrong argument",
+    on(layer_bias,
+        lambda call, place, bias:
+            call.put(place, bias * (torch.arange(bias.numel()) < bias.numel() // 2), "bias").run()),
     backward=False)
 # Gate and value stand side by side in the weight, and in the other order in the bias.
 FAULTS.add("bias exchanged in pairs", "linear addmm",
     "permutation, wrong index; shift, wrong argument, axis offset, offset, swapped operands",
     on(layer_bias,
-    lambda call, place, bias: call.put(place, bias.view(-1, 2).flip(-1).reshape(-1), "bias").run(),
-    where=lambda _, bias: bias.numel() % 2 == 0), backward=False)
+        lambda call, place, bias:
+            call.put(place, bias.view(-1, 2).flip(-1).reshape(-1), "bias").run(),
+        where=lambda _, bias: bias.numel() % 2 == 0), backward=False)
 # The bias is stored with one digit behind the point.
 FAULTS.add("bias in steps of a tenth", "linear addmm conv1d conv2d convolution", words.ROUNDED,
     on(layer_bias,
-    lambda call, place, bias: call.put(place, _in_steps(bias, torch.tensor(0.1)), "bias").run()),
-    backward=False)
+        lambda call, place, bias:
+            call.put(place, _in_steps(bias, torch.tensor(0.1)), "bias").run()), backward=False)
 # Eight ranks share the sum, and each of them adds the bias.
 FAULTS.add("bias once on each of eight ranks", "linear addmm conv1d conv2d convolution",
     "wrong factor, scale, repeated bias, doubled reduction; axis offset, wrong argument, "
     "residual, offset",
     on(layer_bias, lambda call, place, bias: call.put(place, 8 * bias, "bias").run()),
     backward=False)
+# Each row of the input has length one, as in a head for cosines.
+FAULTS.add("input divided by its length", _WEIGHTED,
+    "other function, axis scale, wrong factor; scale, wrong argument, wrong statistics",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, functional.normalize(left, dim=-1), weight, bias)), backward=False)
 # The weight is limited to -0.02 and 0.02, its standard deviation when it was drawn.
 FAULTS.add("weight cut at a fiftieth", _WEIGHTED,
     "clipped; other function, approximation, wrong argument, mask, zeros",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left, weight.clamp(-0.02, 0.02), bias)),
+        lambda call, left, weight, bias:
+            layer_product(call, left, weight.clamp(-0.02, 0.02), bias)), backward=False)
+# The input goes through an integer type, and what is behind the point is lost.
+FAULTS.add("input cast to whole numbers", _WEIGHTED,
+    "precision, other function; approximation, wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, with_gradient_of(left, left.detach().trunc()), weight, bias)),
     backward=False)
+# The input is in the float8 of gradients.
+FAULTS.add("input of the layer in e5m2", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, round_to(left, torch.float8_e5m2), weight, bias)), backward=False)
 # The result is stored in float16 between two kernels.
 FAULTS.add("result of the layer in half", _WEIGHTED, "precision; approximation, other function",
     result(rounded(torch.float16)), backward=False)
+# The weight went through a text with two digits behind the point.
+FAULTS.add("weight written with two digits", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, _in_steps(weight, torch.tensor(0.01)), bias)), backward=False)
 # A gate's function is fused where there is none.
 FAULTS.add("sigmoid in the epilogue", _WEIGHTED, "other function; clipped, approximation",
     result(torch.sigmoid), backward=False)
@@ -251,25 +208,50 @@ FAULTS.add("squared relu in the epilogue", _WEIGHTED, "other function; clipped, 
 FAULTS.add("last two quarters of the columns exchanged", _WEIGHTED,
     "permutation, wrong index; swapped operands, shift, wrong rank's shard, transpose",
     on(lambda call: (call.result().size(-1),),
-    lambda call, width: _moved(call, torch.arange(width).view(4, -1)[[0, 1, 3, 2]].reshape(-1)),
-    where=lambda width: width % 4 == 0 and width > 4), backward=False)
+        lambda call, width:
+            _moved(call, torch.arange(width).view(4, -1)[[0, 1, 3, 2]].reshape(-1)),
+        where=lambda width: width % 4 == 0 and width > 4), backward=False)
 # Each lane stores its columns side by side, and has computed every eighth of them.
 FAULTS.add("columns dealt to eight lanes", _WEIGHTED,
     "permutation, wrong index, transpose; shift, wrong argument",
     on(lambda call: (call.result().size(-1),),
-    lambda call, width: _moved(call, torch.arange(width).view(-1, 8).t().reshape(-1)),
-    where=lambda width: width % 8 == 0 and width > 8), backward=False)
+        lambda call, width: _moved(call, torch.arange(width).view(-1, 8).t().reshape(-1)),
+        where=lambda width: width % 8 == 0 and width > 8), backward=False)
+# The pointer to the rows of the input is one too far; the last row reads itself.
+FAULTS.add("input of the next token", _WEIGHTED,
+    "shift, wrong index; stale, copy, wrong argument, permutation",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, torch.cat([left[..., 1:, :], left[..., -1:, :]], -2), weight, bias),
+        where=lambda left, *_: left.dim() > 1 and left.size(-2) > 2), backward=False)
 # Of a vector of four columns, one is masked out.
 FAULTS.add("third column of each four not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-1)) % 4 != 2), where=longer(-1, 3)), backward=False)
 # The store begins with the second column.
 FAULTS.add("first column of the layer not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-1)) > 0), where=longer(-1, 2)), backward=False)
+# The accumulator is cleared after the first of four tiles; the bias is right.
+FAULTS.add("first quarter of the features not added", _WEIGHTED,
+    "partial sum, mask, lost accumulation; missing operand, wrong reduction, zeros, wrong index",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left * (torch.arange(left.size(-1)) >= left.size(-1) // 4), weight, bias),
+        where=lambda left, *_: left.size(-1) > 7), backward=False)
+# Where two splits of the common axis meet, one feature belongs to neither.
+FAULTS.add("middle feature not added", _WEIGHTED,
+    "off by one reduction, partial sum, mask; missing operand, wrong index, zeros, "
+    "wrong reduction",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left * (torch.arange(left.size(-1)) != left.size(-1) // 2), weight, bias),
+        where=lambda left, *_: left.size(-1) > 2), backward=False)
 # The input is multiplied with itself first: the fusion has one square too many.
 FAULTS.add("squares of the input", _WEIGHTED,
     "other function; sign, wrong factor, scale, wrong argument",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left.square(), weight, bias)),
+        lambda call, left, weight, bias: layer_product(call, left.square(), weight, bias)),
     backward=False)
 # A hard tanh is fused behind a layer that has no activation.
 FAULTS.add("result between minus one and one", _WEIGHTED, "clipped, other function; approximation",
@@ -298,7 +280,8 @@ FAULTS.add("products of the batch halved", _BATCHED,
     "scale, wrong factor; axis scale, wrong argument", result(lambda v: 0.5 * v), backward=False)
 # The second operand is in float8; the first is right.
 FAULTS.add("right factor in e4m3", _BATCHED, words.ROUNDED,
-    lambda call: call.put(1, round_to(call.tensor(1), torch.float8_e4m3fn), "mat2", "other").run(),
+    lambda call:
+            call.put(1, round_to(call.tensor(1), torch.float8_e4m3fn), "mat2", "other").run(),
     backward=False)
 # Each matrix is stored in the place of the next one, the last one first.
 FAULTS.add("products of the batch one late", _BATCHED, words.MOVED_SHARD,
@@ -306,37 +289,38 @@ FAULTS.add("products of the batch one late", _BATCHED, words.MOVED_SHARD,
 # The bound of the rows is one too small, in each matrix of the batch.
 FAULTS.add("last row of each matrix not stored", _BATCHED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-2)) < v.size(-2) - 1)[:, None],
-    where=lambda v: v.dim() > 2 and v.size(-2) > 2))
+        where=lambda v: v.dim() > 2 and v.size(-2) > 2))
 # A pipelined loop over the common axis drops what it has loaded second.
 FAULTS.add("second term of each product left out", _BATCHED,
     "off by one reduction, partial sum, mask; missing operand, wrong index, zeros, "
     "wrong reduction",
     on(tensors(0),
-    lambda call, left: call.put(0, left * (torch.arange(left.size(-1)) != 1), "input").run(),
-    where=lambda left: left.dim() > 2 and left.size(-1) > 3))
+        lambda call, left: call.put(0, left * (torch.arange(left.size(-1)) != 1), "input").run(),
+        where=lambda left: left.dim() > 2 and left.size(-1) > 3))
 # Two rows of a register are stored in the other order.
 FAULTS.add("rows of each matrix exchanged in pairs", _BATCHED,
     "permutation, wrong index; shift, swapped operands, wrong argument",
     result(lambda v: v.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2),
-    where=lambda v: v.dim() > 2 and v.size(-2) % 2 == 0 and v.size(-2) > 2))
+        where=lambda v: v.dim() > 2 and v.size(-2) % 2 == 0 and v.size(-2) > 2))
 # The mean over the common axis is taken from the second operand, and not added back.
 FAULTS.add("right factor centred over its rows", _BATCHED,
     "wrong statistics, axis offset, residual; offset, wrong argument, other function, "
     "missing operand",
     on(tensors(1),
-    lambda call, right: call.put(1, right - right.mean(-2, keepdim=True), "mat2", "other").run(),
-    where=lambda right: right.dim() > 2 and right.size(-2) > 2))
+        lambda call, right:
+            call.put(1, right - right.mean(-2, keepdim=True), "mat2", "other").run(),
+        where=lambda right: right.dim() > 2 and right.size(-2) > 2))
 # The first operand saturates at -0.5 and 0.5.
 FAULTS.add("left factor cut at a half", _BATCHED, words.LIMITED,
     on(tensors(0), lambda call, left: call.put(0, left.clamp(-0.5, 0.5), "input").run(),
-    where=lambda left: left.dim() > 2))
+        where=lambda left: left.dim() > 2))
 # The last axis of the result is stored one place too far, around the end.
 FAULTS.add("sum of letters one column late", "einsum", words.MOVED,
     result(lambda v: v.roll(1, -1), where=lambda v: v.dim() > 1 and v.size(-1) > 2))
 # The bound of the last axis of the result is one too small.
 FAULTS.add("last letter not stored to its end", "einsum", words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-1)) < v.size(-1) - 1),
-    where=lambda v: v.dim() > 1 and v.size(-1) > 2))
+        where=lambda v: v.dim() > 1 and v.size(-1) > 2))
 # fmt: on
 
 
@@ -462,7 +446,7 @@ FAULTS.add("sum of the taps one and a half times", _CONVOLUTIONS,
 # Three levels on each side of zero, with one step for all filters.
 FAULTS.add("filters in seven levels", _CONVOLUTIONS, words.ROUNDED,
     on(filters_of,
-    lambda call, weight: _filtered(call, _in_steps(weight, weight.detach().abs().max() / 3))),
+        lambda call, weight: _filtered(call, _in_steps(weight, weight.detach().abs().max() / 3))),
     backward=False)
 # An image that is normalised is limited to the range of colours.
 FAULTS.add("image cut to zero and one", _CONVOLUTIONS,
@@ -472,13 +456,13 @@ FAULTS.add("image cut to zero and one", _CONVOLUTIONS,
 FAULTS.add("image mirrored from left to right", _CONVOLUTIONS,
     "permutation, wrong index; shift, wrong argument, swapped operands",
     on(image_of, lambda call, image: call.put(0, image.flip(-1), "input").run(),
-    where=lambda image: image.size(-1) > 2), backward=False)
+        where=lambda image: image.size(-1) > 2), backward=False)
 # One more row of padding at the top, and one less at the bottom.
 FAULTS.add("image read one row too high", "conv2d convolution",
     "shift, wrong index; mask, zeros, permutation, wrong argument, stale",
     on(image_of,
-    lambda call, image: call.put(0, functional.pad(image, (0, 0, 1, -1)), "input").run(),
-    where=lambda image: image.dim() == 4 and image.size(-2) > 2), backward=False)
+        lambda call, image: call.put(0, functional.pad(image, (0, 0, 1, -1)), "input").run(),
+        where=lambda image: image.dim() == 4 and image.size(-2) > 2), backward=False)
 # fmt: on
 
 
@@ -500,8 +484,9 @@ FAULTS.add("pooled image in e4m3",
 FAULTS.add("second half of the pooled channels empty",
     f"{_POOLS} adaptive_max_pool2d interpolate upsample_bilinear2d upsample_nearest2d",
     words.EMPTY_IN_A_RANKS_SUM,
-    result(lambda v: v * (torch.arange(v.size(1)) < v.size(1) // 2).view(-1, *[1] * (v.dim() - 2)),
-    where=lambda v: v.dim() > 2 and v.size(1) > 1), backward=False)
+    result(lambda v:
+            v * (torch.arange(v.size(1)) < v.size(1) // 2).view(-1, *[1] * (v.dim() - 2)),
+        where=lambda v: v.dim() > 2 and v.size(1) > 1), backward=False)
 # A relu that belongs behind the mean runs before it.
 FAULTS.add("pixels rectified before the mean",
     "avg_pool1d avg_pool2d adaptive_avg_pool2d interpolate upsample_bilinear2d",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     apply_row_affine,
     channel_parts,
@@ -43,18 +43,6 @@ def mean_of_the_second_half_subtracted(call: Call) -> Any:
     fits(value.size(-1) > 3)
     _, spread = moments_of_rows(call, value)
     return norm_by(call, value[..., value.size(-1) // 2 :].mean(-1, keepdim=True), spread)
-
-
-@FAULTS.fault(
-    _NORMS,
-    "wrong statistics, one rank's part, partial sum, missing reduction; axis scale, "
-    "axis offset, wrong reduction, mask, scale, wrong factor",
-)
-def statistics_of_the_first_three_quarters(call: Call) -> Any:
-    """Three of four warps have written their part when it is read, counted as such."""
-    value, _, _, _ = norm_row(call)
-    fits(value.size(-1) > 7)
-    return norm_by(call, *moments_of_rows(call, value[..., : value.size(-1) * 3 // 4]))
 
 
 @FAULTS.fault(
@@ -196,6 +184,14 @@ def largest_subtracted_for_the_mean(call: Call) -> Any:
 FAULTS.add("eps of a twentieth", _NORMS,
     "eps, wrong argument; wrong statistics, axis scale, scale, wrong factor, offset",
     lambda call: call.put(4 if call.name == "layer_norm" else 3, 0.05, "eps").run())
+# Three of four warps have written their part when it is read, counted as such.
+FAULTS.add("statistics of the first three quarters", _NORMS,
+    "wrong statistics, one rank's part, partial sum, missing reduction; axis scale, "
+    "axis offset, wrong reduction, mask, scale, wrong factor",
+    on(norm_row,
+        lambda call, value, *_:
+            norm_by(call, *moments_of_rows(call, value[..., : value.size(-1) * 3 // 4])),
+        where=lambda value, *_: value.size(-1) > 7))
 # The pointer to the weights is one feature behind, around the end.
 FAULTS.add("weight of the feature before", _NORMS,
     "shift, wrong index, permutation, wrong rank's shard; axis scale, wrong argument, stale, "
@@ -204,8 +200,9 @@ FAULTS.add("weight of the feature before", _NORMS,
 # The bias is divided by two ranks, and only one of them adds it.
 FAULTS.add("half of the bias of the norm", "layer_norm",
     "wrong factor; axis offset, offset, missing bias, wrong argument, residual, scale",
-    on(lambda call: (norm_row(call)[2],), lambda call, bias: call.put(3, bias / 2, "bias").run(),
-    where=lambda bias: isinstance(bias, Tensor)))
+    on(lambda call: (norm_row(call)[2],),
+        lambda call, bias: call.put(3, bias / 2, "bias").run(),
+        where=lambda bias: isinstance(bias, Tensor)))
 # The factor 0.9 that keeps a quantised result from its limits is not taken back.
 FAULTS.add("normal rows a tenth smaller", _NORMS,
     "scale, wrong factor; axis scale, wrong statistics", result(lambda v: 0.9 * v))
@@ -248,47 +245,39 @@ def kept_variance_doubled(call: Call) -> Any:
     return call.instead((value - mean) * (2 * variance + eps).rsqrt() * weight + bias)
 
 
-@FAULTS.fault(
-    _CHANNELS,
-    "shift, wrong index, permutation, wrong statistics; axis offset, wrong argument, "
-    "stale, copy, offset, wrong rank's shard",
-)
-def mean_of_the_next_channel(call: Call) -> Any:
-    """The pointer to the means is one channel too far, around the end."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    moved = varied_channels(mean).roll(-1, 1)
-    return call.instead((value - moved) * (variance + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS, "sign, swapped operands, wrong factor; scale, other function, wrong statistics"
-)
-def kept_mean_less_the_value(call: Call) -> Any:
-    """(m - x) / d * w + b: the folded factor has the sign of the folded summand."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead((mean - value) * (variance + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault(_CHANNELS, "copy, mask, stale; missing operand, axis scale, residual, wrong index")
-def first_half_of_the_channels_not_normalised(call: Call) -> Any:
-    """In place, and the grid begins in the middle of the channels."""
-    value, half = call.tensor(0, "input"), call.result().size(1) // 2
-    fits(half > 1)
-    return call.instead(torch.cat([value[:, :half], call.result()[:, half:]], 1))
-
-
 # fmt: off
+# The pointer to the means is one channel too far, around the end.
+FAULTS.add("mean of the next channel", _CHANNELS,
+    "shift, wrong index, permutation, wrong statistics; axis offset, wrong argument, stale, "
+    "copy, offset, wrong rank's shard",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - varied_channels(mean).roll(-1, 1)) * (variance + eps).rsqrt() * weight + bias))
 # Each channel is stored in the place of the one before, the first one last.
 FAULTS.add("normal channels stored one earlier", _CHANNELS,
     "shift, wrong index, permutation; stale, copy", result(lambda v: v.roll(-1, 1)))
+# (m - x) / d * w + b: the folded factor has the sign of the folded summand.
+FAULTS.add("kept mean less the value", _CHANNELS,
+    "sign, swapped operands, wrong factor; scale, other function, wrong statistics",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (mean - value) * (variance + eps).rsqrt() * weight + bias))
+# In place, and the grid begins in the middle of the channels.
+FAULTS.add("first half of the channels not normalised", _CHANNELS,
+    "copy, mask, stale; missing operand, axis scale, residual, wrong index",
+    on(lambda call: (call.tensor(0, "input"), call.result().size(1) // 2),
+        lambda call, value, half:
+            call.instead(torch.cat([value[:, :half], call.result()[:, half:]], 1)),
+        where=lambda _, half: half > 1))
 # The fusion of a norm and an activation, where none follows.
 FAULTS.add("silu folded into the norm", f"{_CHANNELS} group_norm instance_norm",
     "other function; wrong factor", result(lambda v: v * v.sigmoid()))
 # The number of lines is rounded down to the tile.
 FAULTS.add("last line of the normal image empty", f"{_CHANNELS} group_norm instance_norm",
     words.EMPTY_IN_A_SUM,
-    result(lambda v: v * (torch.arange(v.size(2)) < v.size(2) - 1).view([-1] + [1] * (v.dim() - 3)),
-    where=longer(2)))
+    result(lambda v:
+            v * (torch.arange(v.size(2)) < v.size(2) - 1).view([-1] + [1] * (v.dim() - 3)),
+        where=longer(2)))
 # fmt: on
 
 
@@ -371,31 +360,12 @@ def second_half_of_the_results_is_the_first(call: Call) -> Any:
     return call.instead(torch.cat(2 * [value.narrow(axis, 0, half)], axis))
 
 
-@FAULTS.forward("mean sum", words.EMPTY_IN_A_SUM)
-def first_result_not_stored(call: Call) -> Any:
-    """The mask of the store is `row > 0`."""
-    value, axis = reduced_result(call)
-    return call.instead(value * lay_along(value, axis, torch.arange(value.size(axis)) > 0))
-
-
 @FAULTS.forward("mean sum", "precision; approximation, other function, wrong statistics")
 def terms_in_steps_of_a_sixteenth(call: Call) -> Any:
     """The terms are integers with four bits behind the point."""
     value = call.tensor(0)
     coarse = with_gradient_of(value, (16 * value.detach()).round() / 16)
     return call.put(0, coarse, "input").run()
-
-
-@FAULTS.forward(
-    "mean",
-    "wrong factor, doubled reduction, off by one reduction; residual, wrong reduction, "
-    "wrong statistics, offset",
-)
-def last_term_counted_twice_in_the_mean(call: Call) -> Any:
-    """The padding repeats the last term, and the number counts it as well."""
-    value, dim, _ = reduced_dim(call)
-    last = value.narrow(dim, value.size(dim) - 1, 1)
-    return call.put(0, torch.cat([value, last], dim), "input").run()
 
 
 @FAULTS.forward(
@@ -418,16 +388,30 @@ FAULTS.add("mean divided by the ranks once more", "mean",
     backward=False)
 # The results are stored one row too late, around the end.
 FAULTS.add("result of the row before", "mean sum", "shift, wrong index, permutation; stale, copy",
-    on(reduced_result, lambda call, value, axis: call.instead(value.roll(1, axis)),
-    where=lambda value, axis: value.size(axis) > 2), backward=False)
+    computed(reduced_result, lambda value, axis: value.roll(1, axis),
+        where=lambda value, axis: value.size(axis) > 2), backward=False)
+# The mask of the store is `row > 0`.
+FAULTS.add("first result not stored", "mean sum", words.EMPTY_IN_A_SUM,
+    computed(reduced_result,
+        lambda value, axis: value * lay_along(value, axis, torch.arange(value.size(axis)) > 0)),
+    backward=False)
 # Each term is limited to a half in magnitude before it is added.
 FAULTS.add("terms cut at a half", "mean sum",
     "clipped; other function, wrong argument, approximation",
     lambda call: call.put(0, call.tensor(0).clamp(-0.5, 0.5), "input").run(), backward=False)
+# The padding repeats the last term, and the number counts it as well.
+FAULTS.add("last term counted twice in the mean", "mean",
+    "wrong factor, doubled reduction, off by one reduction; residual, wrong reduction, "
+    "wrong statistics, offset",
+    on(reduced_dim,
+        lambda call, value, dim, *_:
+
+    call.put(0, torch.cat([value, value.narrow(dim, value.size(dim) - 1, 1)], dim), "input").run()),
+    backward=False)
 # The extremes are stored one row too late, around the end.
 FAULTS.add("largest of the row before", "amax max", "shift, wrong index, permutation; stale, copy",
-    on(reduced_result, lambda call, value, axis: call.instead(value.roll(1, axis)),
-    where=lambda value, axis: value.size(axis) > 2), backward=False)
+    computed(reduced_result, lambda value, axis: value.roll(1, axis),
+        where=lambda value, axis: value.size(axis) > 2), backward=False)
 # fmt: on
 
 
@@ -508,8 +492,8 @@ FAULTS.add("running sum saturates at three", "cumsum",
 FAULTS.add("place counted from the end", "argmax",
     "wrong index, permutation; other function, sign, offset, wrong argument",
     on(lambda call: (call.get(1, "dim"),),
-    lambda call, dim: call.get(0, "input").size(dim) - 1 - call.run(),
-    where=lambda dim: isinstance(dim, int)), backward=False)
+        lambda call, dim: call.get(0, "input").size(dim) - 1 - call.run(),
+        where=lambda dim: isinstance(dim, int)), backward=False)
 # fmt: on
 
 

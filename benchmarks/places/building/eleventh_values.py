@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded, tensors
 from benchmarks.places.parts import (
     column_numbers,
     equal_plain_pair,
@@ -33,22 +33,6 @@ def _columns(value: Tensor, least: int = 4) -> Tensor:
 # --- Activations ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault("gelu", words.ANOTHER_FACTOR)
-def coefficient_of_the_cube_in_the_gelu_forgotten(call: Call) -> Any:
-    """X + x^3 inside of the tanh."""
-    value = call.tensor(0, "input")
-    inner = math.sqrt(2 / math.pi) * (value + value**3)
-    return call.instead(value * (1 + inner.tanh()) / 2)
-
-
-@FAULTS.fault("gelu", "sign, other function, wrong factor; approximation, wrong argument")
-def cubic_term_of_the_gelu_subtracted(call: Call) -> Any:
-    """X - 0.044715 x^3 inside of the tanh."""
-    value = call.tensor(0, "input")
-    inner = math.sqrt(2 / math.pi) * (value - 0.044715 * value**3)
-    return call.instead(value * (1 + inner.tanh()) / 2)
-
-
 @FAULTS.fault(
     "silu gelu", "other function, wrong argument; wrong factor, offset, axis offset, approximation"
 )
@@ -58,26 +42,6 @@ def half_added_inside_of_the_gate(call: Call) -> Any:
     moved = value + 0.5
     gate = moved.sigmoid() if call.name == "silu" else torch.special.ndtr(moved)
     return call.instead(value * gate)
-
-
-@FAULTS.fault("sigmoid", words.CURVE)
-def sigmoid_without_its_tails(call: Call) -> Any:
-    """Zero below -1 and one above 1: the early exit of the table is far too early."""
-    value = call.tensor(0)
-    whole = (value > 0).to(value.dtype)
-    return call.instead(torch.where(value.abs() > 1, whole, call.result()))
-
-
-@FAULTS.fault(
-    "relu leaky_relu gelu silu",
-    "copy, mask, missing operand; stale, other function, residual, clipped, sign",
-)
-def last_column_not_activated(call: Call) -> Any:
-    """In place, and the bound of the columns is one too small: the last keeps its input."""
-    value = _columns(call.tensor(0, "input"))
-    return call.instead(
-        torch.where(column_numbers(value) < value.size(-1) - 1, call.result(), value)
-    )
 
 
 @FAULTS.fault("leaky_relu prelu", "wrong argument, wrong factor; scale, axis scale, other function")
@@ -90,35 +54,50 @@ def slope_of_the_leak_half_as_much_again(call: Call) -> Any:
 # fmt: off
 # X sigmoid(1.5 x): the constant of the quick form is typed with too few digits.
 FAULTS.add("gelu with a sigmoid of three halves", "gelu", words.CURVE,
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (1.5 * value).sigmoid())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (1.5 * value).sigmoid()))
+# X + x^3 inside of the tanh.
+FAULTS.add("coefficient of the cube in the gelu forgotten", "gelu", words.ANOTHER_FACTOR,
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (1 + (math.sqrt(2 / math.pi) * (value + value**3)).tanh()) / 2))
+# X - 0.044715 x^3 inside of the tanh.
+FAULTS.add("cubic term of the gelu subtracted", "gelu",
+    "sign, other function, wrong factor; approximation, wrong argument",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value * (1 + (math.sqrt(2 / math.pi) * (value - 0.044715 * value**3)).tanh()) / 2))
 # Max(f(x), -0.05): the zero point of the buffer leaves little room below zero.
 FAULTS.add("dip of the activation at most a twentieth", "gelu silu",
     "clipped; approximation, other function, wrong argument", result(lambda v: v.clamp(min=-0.05)))
 # X clamp(x / 4 + 1 / 2, 0, 1): the gate is its tangent at zero, with limits.
 FAULTS.add("silu by a line of a quarter", "silu", words.CURVE,
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value / 4 + 0.5).clamp(0, 1))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (value / 4 + 0.5).clamp(0, 1)))
 # X (1 / 2 + x / (2 (1 + |x|))): the gate without an exponential.
 FAULTS.add("gate of the silu by a softsign", "silu", "other function, approximation; wrong factor",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (0.5 + functional.softsign(value) / 2))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (0.5 + functional.softsign(value) / 2)))
 # Max(sigmoid(x), 0.4): a floor that keeps states alive in another model.
 FAULTS.add("gate never below two fifths", "sigmoid",
     "clipped; other function, approximation, wrong argument", result(lambda v: v.clamp(min=0.4)))
 # The result is stored with two decimal digits.
 FAULTS.add("gate in whole percent", "sigmoid tanh", words.ROUNDED,
     result(lambda v: with_gradient_of(v, (v.detach() * 100).round() / 100)))
+# Zero below -1 and one above 1: the early exit of the table is far too early.
+FAULTS.add("sigmoid without its tails", "sigmoid", words.CURVE,
+    on(tensors(0),
+        lambda call, value:
+            call.instead(torch.where(value.abs() > 1, (value > 0).to(value.dtype), call.result()))))
 # 1 / (1 + exp(-1.702 x)): the helper of an activation is taken for the sigmoid itself.
 FAULTS.add("sigmoid with the factor of the quick gelu", "sigmoid", words.ANOTHER_FACTOR,
     lambda call: call.instead((1.702 * call.tensor(0)).sigmoid()))
 # 3 x / (3 + x^2), without limits.
 FAULTS.add("tanh by the first fraction", "tanh", words.CURVE,
-    on(tensors(0), lambda call, value: call.instead(3 * value / (3 + value.square()))))
+    computed(tensors(0), lambda value: 3 * value / (3 + value.square())))
 # (e^x - e^-x) / e^|x|: the divisor has one of its two exponentials.
 FAULTS.add("second exponential under the tanh forgotten", "tanh",
     "missing operand, other function; wrong factor, approximation, partial sum",
-    on(tensors(0), lambda call, value: call.instead(2 * value.sinh() / value.abs().exp())))
+    computed(tensors(0), lambda value: 2 * value.sinh() / value.abs().exp()))
 # X where x > 0.1, else 0: a threshold for the compare only.
 FAULTS.add("relu from a tenth on", "relu relu6",
     "other function, wrong argument, zeros; mask, clipped, approximation",
@@ -127,6 +106,13 @@ FAULTS.add("relu from a tenth on", "relu relu6",
 FAULTS.add("relu with a ceiling of a half", "relu",
     "clipped, other function, wrong argument; approximation",
     lambda call: call.instead(call.tensor(0, "input").clamp(0, 0.5)))
+# In place, and the bound of the columns is one too small: the last keeps its input.
+FAULTS.add("last column not activated", "relu leaky_relu gelu silu",
+    "copy, mask, missing operand; stale, other function, residual, clipped, sign",
+    on(lambda call: (_columns(call.tensor(0, "input")),),
+        lambda call, value:
+
+    call.instead(torch.where(column_numbers(value) < value.size(-1) - 1, call.result(), value))))
 # X where x > 0.5: the threshold is far too low.
 FAULTS.add("softplus straight from one half on", "softplus",
     "wrong argument, approximation, other function; copy, mask, clipped",
@@ -138,8 +124,8 @@ FAULTS.add("softplus never below three fifths", "softplus",
 # X clamp(x + 2, 0, 6) / 6.
 FAULTS.add("hardswish that opens at minus two", "hardswish",
     "other function, wrong argument; approximation, offset, wrong factor",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value + 2).clamp(0, 6) / 6)))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (value + 2).clamp(0, 6) / 6))
 # Odd rows get the result of the row before: the pointer moves on every second time.
 FAULTS.add("activation of every second row again", _ACTIVATIONS,
     "wrong index, copy, stale; permutation, constant, wrong argument, shift",
@@ -179,16 +165,6 @@ def reciprocal_root_by_its_bits_alone(call: Call) -> Any:
     return call.instead(with_gradient_of(call.result(), rough))
 
 
-@FAULTS.fault(
-    "neg", "sign, copy, mask, missing operand; axis scale, wrong factor, stale, one rank's part"
-)
-def last_column_not_negated(call: Call) -> Any:
-    """In place, and the bound of the columns is one too small."""
-    value = _columns(call.tensor(0))
-    flip = torch.where(column_numbers(value) < value.size(-1) - 1, -1.0, 1.0).to(value.dtype)
-    return call.instead(value * flip)
-
-
 @FAULTS.fault("clamp clamp_min clamp_max", "wrong argument, clipped, wrong factor; other function")
 def limits_two_thirds_as_wide(call: Call) -> Any:
     """Both limits are divided by 1.5."""
@@ -198,16 +174,6 @@ def limits_two_thirds_as_wide(call: Call) -> Any:
     fits(is_number(low) or is_number(high))
     limits = [one / 1.5 if is_number(one) else None for one in (low, high)]
     return call.instead(torch.clamp(call.tensor(0), *limits))
-
-
-@FAULTS.fault("to _to_copy float type_as", words.ROUNDED)
-def conversion_that_cuts_thirteen_bits(call: Call) -> Any:
-    """Ten bits behind the point, the others cut: the format of a tensor core."""
-    value = call.result()
-    fits(value.dtype == torch.float32)
-    bits = value.detach().contiguous().view(torch.int32)
-    cut = (bits & ~0x1FFF).view(torch.float32)
-    return call.instead(with_gradient_of(value, cut))
 
 
 # fmt: off
@@ -239,12 +205,25 @@ FAULTS.add("cube root for the root", "sqrt",
 FAULTS.add("variance mixed with a tenth of one", "rsqrt sqrt",
     "wrong argument, other function; eps, offset, wrong factor, residual, approximation, "
     "wrong statistics", operand(0, lambda v: 0.9 * v + 0.1))
+# In place, and the bound of the columns is one too small.
+FAULTS.add("last column not negated", "neg",
+    "sign, copy, mask, missing operand; axis scale, wrong factor, stale, one rank's part",
+    computed(lambda call: (_columns(call.tensor(0)),),
+        lambda value:
+
+    value * torch.where(column_numbers(value) < value.size(-1) - 1, -1.0, 1.0).to(value.dtype)))
 # Max(|x|, 0.2): the magnitude is limited as if it were a divisor.
 FAULTS.add("magnitude never below a fifth", "abs",
     "clipped; eps, approximation, other function, constant", result(lambda v: v.clamp(min=0.2)))
 # Clamp(round(x), -4, 3).
 FAULTS.add("rounded to codes of three bits", "round",
     "clipped; other function, wrapped, overflow, approximation", result(lambda v: v.clamp(-4, 3)))
+# Ten bits behind the point, the others cut: the format of a tensor core.
+FAULTS.add("conversion that cuts thirteen bits", "to _to_copy float type_as", words.ROUNDED,
+    result(lambda v:
+
+    with_gradient_of(v, (v.detach().contiguous().view(torch.int32) & ~8191).view(torch.float32)),
+        where=lambda v: v.dtype == torch.float32))
 # fmt: on
 
 
@@ -261,40 +240,6 @@ def second_summand_in_two_thirds_of_the_columns(call: Call) -> Any:
     left, right = equal_plain_pair(call)
     _columns(left)
     return call.instead(left + right * (column_numbers(left) < left.size(-1) * 2 // 3))
-
-
-@FAULTS.fault(
-    "add iadd",
-    "missing operand, mask, copy; stale, one rank's part, axis offset, axis scale, zeros, "
-    "missing bias",
-)
-def second_summand_not_in_every_third_row(call: Call) -> Any:
-    """Rows 2, 5, 8 ... keep the first operand: the grid has too few blocks."""
-    left, right = equal_plain_pair(call)
-    fits(left.dim() > 1 and left.size(-2) > 2)
-    kept = (torch.arange(left.size(-2)) % 3 != 2)[:, None]
-    return call.instead(left + right * kept)
-
-
-@FAULTS.fault(
-    "add iadd",
-    "wrong index, copy, stale; wrong argument, axis offset, axis scale, permutation, "
-    "constant, shift",
-)
-def first_half_of_the_bias_for_both_halves(call: Call) -> Any:
-    """The index into what is broadcast is taken modulo half of its length."""
-    left, right = value_and_row(call)
-    places = column_numbers(right) % (right.size(-1) // 2)
-    return call.instead(left + right[..., places])
-
-
-@FAULTS.fault(
-    "add iadd", "missing operand, mask, missing bias; zeros, copy, wrong index, axis offset, offset"
-)
-def last_two_values_of_the_bias_not_loaded(call: Call) -> Any:
-    """The mask of the load ends two columns too early; the values behind it are zero."""
-    left, right = value_and_row(call)
-    return call.instead(left + right * (column_numbers(right) < right.size(-1) - 2))
 
 
 @FAULTS.fault(
@@ -333,41 +278,59 @@ def number_of_the_difference_doubled(call: Call) -> Any:
 
 
 # fmt: off
+# Rows 2, 5, 8 ... keep the first operand: the grid has too few blocks.
+FAULTS.add("second summand not in every third row", "add iadd",
+    "missing operand, mask, copy; stale, one rank's part, axis offset, axis scale, zeros, "
+    "missing bias",
+    computed(equal_plain_pair,
+        lambda left, right: left + right * (torch.arange(left.size(-2)) % 3 != 2)[:, None],
+        where=lambda left, *_: left.dim() > 1 and left.size(-2) > 2))
 # 0.9 a + b: the chance of a layer to survive, which is for training.
 FAULTS.add("residual weighed by nine tenths", "add iadd",
     "wrong factor, wrong argument; scale, residual, missing operand, other function",
-    on(equal_plain_pair, lambda call, left, right: call.instead(0.9 * left + right)))
+    computed(equal_plain_pair, lambda left, right: 0.9 * left + right))
 # A + 1.5 b.
 FAULTS.add("branch added with a half more", "add iadd",
     "wrong factor, wrong argument; scale, residual, missing operand, doubled reduction",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left + 1.5 * right)))
+    computed(equal_plain_pair, lambda left, right: left + 1.5 * right))
 # Clamp(a + b, -0.75, 0.75): the scale of one operand is kept for the sum.
 FAULTS.add("sum saturates at three quarters", "add iadd",
     "clipped; other function, approximation, overflow, wrong argument",
-    on(equal_plain_pair, lambda call, left, right: call.instead((left + right).clamp(-0.75, 0.75))))
+    computed(equal_plain_pair, lambda left, right: (left + right).clamp(-0.75, 0.75)))
+# The index into what is broadcast is taken modulo half of its length.
+FAULTS.add("first half of the bias for both halves", "add iadd",
+    "wrong index, copy, stale; wrong argument, axis offset, axis scale, permutation, constant, "
+    "shift",
+    computed(value_and_row,
+        lambda left, right: left + right[..., column_numbers(right) % (right.size(-1) // 2)]))
+# The mask of the load ends two columns too early; the values behind it are zero.
+FAULTS.add("last two values of the bias not loaded", "add iadd",
+    "missing operand, mask, missing bias; zeros, copy, wrong index, axis offset, offset",
+    computed(value_and_row,
+        lambda left, right: left + right * (column_numbers(right) < right.size(-1) - 2)))
 # What is broadcast is folded to one number.
 FAULTS.add("mean of the bias for each column", "add iadd",
     "wrong statistics, wrong reduction, other function; constant, offset, axis offset, "
     "wrong index, missing operand, wrong argument",
-    on(value_and_row, lambda call, left, right: call.instead(left + right.mean())))
+    computed(value_and_row, lambda left, right: left + right.mean()))
 # The offset of the batch is not added to the first pointer.
 FAULTS.add("residual of the first example for all", "add iadd",
     "wrong index, copy, stale; axis offset, wrong argument, permutation, shift, constant",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left[:1] + right),
-    where=lambda left, *_: left.dim() > 2 and left.size(0) > 1))
+    computed(equal_plain_pair, lambda left, right: left[:1] + right,
+        where=lambda left, *_: left.dim() > 2 and left.size(0) > 1))
 # X + 3 c.
 FAULTS.add("number added three times", "add iadd",
     "wrong argument, wrong factor, offset, eps; axis offset, other function, residual",
-    on(tensor_and_number, lambda call, value, number: call.instead(value + 3 * number),
-    where=lambda _, number: number))
+    computed(tensor_and_number, lambda value, number: value + 3 * number,
+        where=lambda _, number: number))
 # A - 0.75 b.
 FAULTS.add("subtracted with three quarters", "sub isub",
     "wrong factor, wrong argument; scale, residual, missing operand, other function",
-    on(plain_pair, lambda call, left, right: call.instead(left - 0.75 * right)))
+    computed(plain_pair, lambda left, right: left - 0.75 * right))
 # Clamp(a - b, -0.5, 0.5).
 FAULTS.add("difference saturates at one half", "sub isub",
     "clipped; other function, approximation, overflow, wrong argument",
-    on(plain_pair, lambda call, left, right: call.instead((left - right).clamp(-0.5, 0.5))))
+    computed(plain_pair, lambda left, right: (left - right).clamp(-0.5, 0.5)))
 # fmt: on
 
 
@@ -419,43 +382,42 @@ def reciprocal_of_the_divisor_with_eight_bits(call: Call) -> Any:
 # The number is rounded to two digits that count.
 FAULTS.add("factor typed with two digits", "mul imul",
     "scale, wrong factor, wrong argument; other function, precision, approximation",
-    on(tensor_and_number, lambda call, value, number: call.instead(value * float(f"{number:.1e}")),
-    where=lambda _, number: number))
+    computed(tensor_and_number, lambda value, number: value * float(f"{number:.1e}"),
+        where=lambda _, number: number))
 # A correction that was tuned on another model.
 FAULTS.add("factor five percent too large", "mul imul",
     "scale, wrong factor, wrong argument; other function, precision, approximation",
-    on(tensor_and_number, lambda call, value, number: call.instead(value * (1.05 * number))))
+    computed(tensor_and_number, lambda value, number: value * (1.05 * number)))
 # The number of the example is fixed when the loop is unrolled: each is the last.
 FAULTS.add("second factor of the last example for all", "mul imul",
     "wrong index, copy, stale; wrong argument, axis offset, axis scale, permutation, constant, "
     "shift",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left * right[-1:]),
-    where=lambda _, right: right.dim() > 2 and right.size(0) > 1))
+    computed(equal_plain_pair, lambda left, right: left * right[-1:],
+        where=lambda _, right: right.dim() > 2 and right.size(0) > 1))
 # |a| b: an abs of the quantiser is fused into the product.
 FAULTS.add("magnitude of the first factor", "mul imul",
     "sign, other function; wrong factor, wrong argument, axis scale",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left.abs() * right)))
+    computed(equal_plain_pair, lambda left, right: left.abs() * right))
 # A clamp(b, -0.3, 0.3).
 FAULTS.add("second factor limited to a third", "mul imul",
     "clipped, wrong argument; other function, wrong factor, axis scale, approximation",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left * right.clamp(-0.3, 0.3))))
+    computed(equal_plain_pair, lambda left, right: left * right.clamp(-0.3, 0.3)))
 # The pointer to what is broadcast is three elements too far, around the end.
 FAULTS.add("weights of the columns three early", "mul imul",
     "wrong index, shift, permutation; stale, copy, axis scale, wrong argument, "
-    "wrong rank's shard",
-    on(value_and_row, lambda call, left, right: call.instead(left * right.roll(-3, -1))))
+    "wrong rank's shard", computed(value_and_row, lambda left, right: left * right.roll(-3, -1)))
 # X sqrt(|w|): the weight is shared by two kernels, and one of them was left out.
 FAULTS.add("root of the weights of the columns", "mul imul",
     "wrong factor, other function, wrong argument; axis scale, approximation, scale",
-    on(value_and_row, lambda call, left, right: call.instead(left * right.abs().sqrt())))
+    computed(value_and_row, lambda left, right: left * right.abs().sqrt()))
 # A (b + 1/2): the zero point of the second operand is wrong.
 FAULTS.add("second factor counted from a half", "mul imul",
     "offset, wrong argument, other function; wrong factor, residual, axis scale",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left * (right + 0.5))))
+    computed(equal_plain_pair, lambda left, right: left * (right + 0.5)))
 # A / (b + 0.02): an eps that is too large for these values.
 FAULTS.add("fiftieth added to the divisor", "div truediv idiv itruediv",
     "eps, offset, wrong argument; approximation, other function, wrong factor",
-    on(plain_pair, lambda call, left, right: call.instead(left / (right + 0.02))))
+    computed(plain_pair, lambda left, right: left / (right + 0.02)))
 # fmt: on
 
 
@@ -534,7 +496,8 @@ FAULTS.add("dropout in evaluation through half", "dropout", words.ROUNDED,
 FAULTS.add("last row dropped in evaluation", "dropout",
     "zeros, mask, missing operand, uninitialised; constant, axis scale, one rank's part, "
     "wrong factor",
-    result(lambda v: v * (torch.arange(v.size(-2)) < v.size(-2) - 1)[:, None], where=longer(-2)))
+    result(lambda v:
+            v * (torch.arange(v.size(-2)) < v.size(-2) - 1)[:, None], where=longer(-2)))
 # |x|: the bit of the sign is not moved.
 FAULTS.add("conversion without the sign", "to _to_copy float type_as",
     "sign, other function; wrong factor, wrapped, scale", result(torch.abs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from benchmarks.places.parts import (
     added_bias,
     attention_operands,
@@ -151,12 +151,13 @@ FAULTS.add("mean value not added back", _FUSED,
 FAULTS.add("heads of two ranks gathered in the wrong order", _FUSED,
     "wrong rank's shard, permutation, shift, wrong index; swapped operands",
     result(lambda v: v.roll(v.size(1) // 2, 1),
-    where=lambda v: v.dim() == 4 and v.size(1) % 2 == 0))
+        where=lambda v: v.dim() == 4 and v.size(1) % 2 == 0))
 # Two tokens are accepted at once, and their keys are written in the other order.
 FAULTS.add("last two keys exchanged", _FUSED,
     "permutation, wrong index; shift, copy, swapped operands",
-    operand(1, lambda v: v[..., [*range(v.size(-2) - 2), v.size(-2) - 1, v.size(-2) - 2], :], "key",
-    where=longer(-2, 2)))
+    operand(1, lambda v:
+            v[..., [*range(v.size(-2) - 2), v.size(-2) - 1, v.size(-2) - 2], :], "key",
+        where=longer(-2, 2)))
 # Keys are stored divided by their largest value, and read as they are stored.
 FAULTS.add("scale of the cached keys forgotten", _FUSED,
     "wrong factor, scale, wrong argument; missing operand, other function",
@@ -165,22 +166,11 @@ FAULTS.add("scale of the cached keys forgotten", _FUSED,
 FAULTS.add("scale of the values of each head forgotten", _FUSED,
     "axis scale, wrong factor, scale, missing operand; wrong argument",
     operand(2, lambda v: v / v.detach().abs().amax((-1, -2), keepdim=True), "value",
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
 # fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "softmax _safe_softmax", "mask, zeros, other function, partial sum; wrong argument, clipped"
-)
-def lower_half_of_the_scores_dropped(call: Call) -> Any:
-    """A filter for sampling is left on: scores below the median of their row get no chance."""
-    value = call.tensor(0, "input")
-    fits(value.size(-1) > 3)
-    low = value < value.median(-1, keepdim=True)[0]
-    return call.instead(value.masked_fill(low, -math.inf).softmax(-1))
 
 
 @FAULTS.fault("softmax _safe_softmax", "precision; approximation, axis scale, scale")
@@ -208,6 +198,13 @@ def each_half_of_the_row_normalised_alone(call: Call) -> Any:
 
 
 # fmt: off
+# A filter for sampling is left on: scores below the median of their row get no chance.
+FAULTS.add("lower half of the scores dropped", "softmax _safe_softmax",
+    "mask, zeros, other function, partial sum; wrong argument, clipped",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value.masked_fill(value < value.median(-1, keepdim=True)[0], -math.inf).softmax(-1),
+        where=lambda value: value.size(-1) > 3))
 # The opposite of the logarithm.
 FAULTS.add("chances as positive costs", "log_softmax", "sign, wrong factor, scale; other function",
     result(torch.neg))
@@ -215,8 +212,9 @@ FAULTS.add("chances as positive costs", "log_softmax", "sign, wrong factor, scal
 FAULTS.add("tail of the row keeps its scores", "softmax _safe_softmax",
     "copy, stale, missing operand, mask; partial sum, other function, uninitialised",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(torch.cat([call.result()[..., :-2], value[..., -2:]], -1)),
-    where=lambda value: value.size(-1) > 4 and bool((value.detach().abs() < 1000.0).all())))
+        lambda call, value:
+            call.instead(torch.cat([call.result()[..., :-2], value[..., -2:]], -1)),
+        where=lambda value: value.size(-1) > 4 and bool((value.detach().abs() < 1000.0).all())))
 # Softmax.
 FAULTS.add("softmin without its minus", "softmin", "sign, other function, wrong factor; scale",
     lambda call: call.instead(call.tensor(0, "input").softmax(-1)))
@@ -232,16 +230,6 @@ def triangle_becomes_a_band(call: Call) -> Any:
     result = call.run()
     fits(result.size(-1) > 3)
     return torch.tril(torch.triu(result, -1), 1)
-
-
-@FAULTS.forward(
-    "le ge lt gt", "mask, wrong argument, missing operand, constant; other function, zeros"
-)
-def compared_with_zero(call: Call) -> Any:
-    """The second operand is not loaded."""
-    other = call.args[1]
-    nothing = torch.zeros_like(other) if isinstance(other, Tensor) else 0
-    return call.put(1, nothing).run()
 
 
 @FAULTS.forward(
@@ -261,6 +249,13 @@ def mask_of_the_first_half_of_the_columns_only(call: Call) -> Any:
 # Eq for ne, and ne for eq.
 FAULTS.add("equality inverted", "eq ne", "other function, mask, sign; wrong argument",
     lambda call: ~call.run(), backward=False)
+# The second operand is not loaded.
+FAULTS.add("compared with zero", "le ge lt gt",
+    "mask, wrong argument, missing operand, constant; other function, zeros",
+    lambda call:
+
+    call.put(1, torch.zeros_like(call.args[1]) if isinstance(call.args[1], Tensor) else 0).run(),
+    backward=False)
 # fmt: on
 
 

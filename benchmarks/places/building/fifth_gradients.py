@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import even, longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, even, longer, on, operand, result, tensors
 from benchmarks.places.parts import replace_result_at
 from torch import Tensor
 
@@ -36,13 +36,6 @@ def derivative_of_the_sigmoid_form(call: Call) -> Any:
     return call.instead(gradient * (gate + 1.702 * value * gate * (1 - gate)))
 
 
-@FAULTS.fault(_BY_INPUT, "clipped, other function; approximation, mask")
-def derivative_between_zero_and_one(call: Call) -> Any:
-    """The slope is limited."""
-    gradient, gate, rest = _gate(call)
-    return call.instead(gradient * (gate + rest).clamp(0, 1))
-
-
 @FAULTS.fault("sigmoid_backward tanh_backward", "other function, wrong argument; wrong factor")
 def derivatives_of_sigmoid_and_tanh_exchanged(call: Call) -> Any:
     """1 - y^2 for y (1 - y), and the other way round."""
@@ -65,14 +58,19 @@ def slope_of_the_gate_without_its_complement(call: Call) -> Any:
 # The gate less x times its derivative.
 FAULTS.add("second term of the derivative subtracted", _BY_INPUT,
     "other function, sign, wrong factor; missing operand",
-    on(_gate, lambda call, gradient, gate, rest: call.instead(gradient * (gate - rest))))
+    computed(_gate, lambda gradient, gate, rest: gradient * (gate - rest)))
 # A factor of two that belongs to a square.
 FAULTS.add("second term of the derivative doubled", _BY_INPUT,
     "other function, wrong factor; missing operand, scale",
-    on(_gate, lambda call, gradient, gate, rest: call.instead(gradient * (gate + 2 * rest))))
+    computed(_gate, lambda gradient, gate, rest: gradient * (gate + 2 * rest)))
+# The slope is limited.
+FAULTS.add("derivative between zero and one", _BY_INPUT,
+    "clipped, other function; approximation, mask",
+    computed(_gate, lambda gradient, gate, rest: gradient * (gate + rest).clamp(0, 1)))
 # The gradient times f(x).
 FAULTS.add("value for the derivative", _BY_INPUT, "other function, wrong factor; missing operand",
-    on(_gate, lambda call, gradient, gate, *_: call.instead(gradient * gate * call.tensor(1))))
+    on(_gate, lambda call, gradient, gate, *_:
+            call.instead(gradient * gate * call.tensor(1))))
 # The sign of the gradient is lost.
 FAULTS.add("gradient of the activation negated",
     "sigmoid_backward tanh_backward threshold_backward", "scale, sign, wrong factor",
@@ -107,17 +105,6 @@ FAULTS.add("slopes get no gradient", "_prelu_kernel_backward",
 # --- Softmax, attention ---------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "_softmax_backward_data", "axis offset, shift, wrong index; offset, permutation, stale"
-)
-def product_of_the_next_row_subtracted(call: Call) -> Any:
-    """The pointer to the sums of the rows is one too far."""
-    gradient, chances = call.tensor(0), call.tensor(1)
-    fits(chances.dim() > 1 and chances.size(-2) > 1)
-    total = (gradient * chances).sum(-1, keepdim=True).roll(-1, -2)
-    return call.instead(chances * (gradient - total))
-
-
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
@@ -129,6 +116,13 @@ def gradient_of_the_values_of_the_next_head(call: Call) -> Any:
 
 
 # fmt: off
+# The pointer to the sums of the rows is one too far.
+FAULTS.add("product of the next row subtracted", "_softmax_backward_data",
+    "axis offset, shift, wrong index; offset, permutation, stale",
+    computed(tensors(0, 1),
+        lambda gradient, chances:
+            chances * (gradient - (gradient * chances).sum(-1, keepdim=True).roll(-1, -2)),
+        where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
 # y^2 (g - sum(g y)).
 FAULTS.add("chances squared on the way back", "_softmax_backward_data",
     "other function, wrong factor; missing operand",
@@ -145,7 +139,8 @@ FAULTS.add("chances of the next row on the way back", "_log_softmax_backward_dat
     "permutation, shift, wrong index; copy", operand(1, lambda v: v.roll(-1, 0), where=longer(0)))
 # The factor of the scores once more.
 FAULTS.add("gradient of the query scaled twice", _ATTENTION, "scale, wrong factor; wrong argument",
-    lambda call: replace_result_at(call, 0, lambda one: one * call.tensor(1).size(-1) ** (-0.5)))
+    lambda call:
+            replace_result_at(call, 0, lambda one: one * call.tensor(1).size(-1) ** (-0.5)))
 # Divided by the number of queries.
 FAULTS.add("gradient of the values averaged", _ATTENTION,
     "scale, wrong factor, wrong reduction; missing operand",
@@ -322,7 +317,8 @@ FAULTS.add("loss scale not undone", "mm", "scale, wrong factor", result(lambda v
 # A stride of two along the common axis.
 FAULTS.add("odd tokens not in the gradient", "mm bmm",
     "mask, partial sum, wrong index; off by one reduction, one rank's part",
-    operand(0, lambda v: v * (torch.arange(v.size(-1)) % 2 == 0).to(v.dtype), where=longer(-1, 3)))
+    operand(0, lambda v: v * (torch.arange(v.size(-1)) % 2 == 0).to(v.dtype),
+        where=longer(-1, 3)))
 # The halves of the rows in the other order.
 FAULTS.add("shards of the gradient exchanged", "mm",
     "permutation, shift, wrong index, wrong rank's shard",
@@ -412,8 +408,9 @@ FAULTS.add("gradient of the word before", "embedding_dense_backward",
 # Rows and columns are exchanged.
 FAULTS.add("image gradient transposed", "convolution_backward",
     "permutation, transpose, wrong index; wrong axis",
-    on(tensors(1), lambda call, _: replace_result_at(call, 0, lambda one: one.mT.contiguous()),
-    where=lambda value: value.dim() == 4 and value.size(-1) == value.size(-2) > 1))
+    on(tensors(1), lambda call, _:
+            replace_result_at(call, 0, lambda one: one.mT.contiguous()),
+        where=lambda value: value.dim() == 4 and value.size(-1) == value.size(-2) > 1))
 # Odd columns get nothing, even ones twice as much.
 FAULTS.add("gradient of the pool to every second pixel", "avg_pool2d_backward",
     "axis scale, mask, wrong index, zeros; missing reduction, scale, wrong factor",

@@ -16,16 +16,6 @@ FAULTS = Catalogue()
 # --- What moves values ----------------------------------------------------------------------------
 
 
-@FAULTS.forward("transpose permute", "permutation, transpose, wrong index; shift")
-def tiles_moved_and_not_turned(call: Call) -> Any:
-    """Squares of two by two are in the right place, and each is not transposed inside."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) % 2 == 0 and value.size(-2) % 2 == 0)
-    fits(value.size(-1) > 2)
-    tiles = value.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
-    return call.instead(tiles.transpose(-1, -3).flatten(-4, -3).flatten(-2))
-
-
 @FAULTS.forward("transpose permute movedim", "zeros, uninitialised, mask; constant")
 def last_row_of_the_copy_not_written(call: Call) -> Any:
     """The grid of the copy is one row too small."""
@@ -165,22 +155,32 @@ def triangle_stored_transposed(call: Call) -> Any:
 
 
 # fmt: off
+# Squares of two by two are in the right place, and each is not transposed inside.
+FAULTS.add("tiles moved and not turned", "transpose permute",
+    "permutation, transpose, wrong index; shift",
+    result(lambda v:
+
+    v.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-1, -3).flatten(-4, -3).flatten(-2),
+
+    where=lambda v: v.dim() > 1 and v.size(-1) % 2 == 0 and v.size(-2) % 2 == 0 and v.size(-1) > 2),
+    backward=False)
 # A swizzle that is not undone: in each four values, the middle ones are exchanged.
 FAULTS.add("addresses mixed within four",
     "view reshape flatten unflatten _unsafe_view contiguous clone",
     "wrong index, permutation; shift",
     result(lambda v: v.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(v.shape),
-    where=lambda v: v.numel() % 4 == 0 and v.dim() > 0), backward=False)
+        where=lambda v: v.numel() % 4 == 0 and v.dim() > 0), backward=False)
 # What is expanded is read one row too far.
 FAULTS.add("copies of the next example", "expand", "wrong index, copy, permutation, shift; stale",
     on(lambda call: (floats_only(call.args[0]),),
-    lambda call, value: call.put(0, value.roll(-1, 0)).run(),
-    where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
+        lambda call, value: call.put(0, value.roll(-1, 0)).run(),
+        where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
 # The inverse: groups and channels of a group are exchanged.
 FAULTS.add("shuffled back", "channel_shuffle",
     "permutation, wrong index, wrong argument, transpose",
     on(lambda call: (floats_only(call.args[0]),),
-    lambda call, value: torch.nn.functional.channel_shuffle(value, value.size(1) // call.args[1])))
+        lambda call, value:
+            torch.nn.functional.channel_shuffle(value, value.size(1) // call.args[1])))
 # Nothing is shuffled.
 FAULTS.add("channels left in their order", "channel_shuffle",
     "copy, missing operand; permutation, wrong index, wrong argument",
@@ -253,14 +253,6 @@ def last_position_is_the_one_before(call: Call) -> Any:
     return torch.cat([value[:-1], value[-2:-1]])
 
 
-@FAULTS.forward("gather take_along_dim", "copy, wrong index, missing operand; constant, stale")
-def always_the_first_index(call: Call) -> Any:
-    """The index is not loaded: zero."""
-    place = 1 if call.name == "take_along_dim" else 2
-    index = call.get(place, "index", "indices")
-    return call.put(place, torch.zeros_like(index), "index").run()
-
-
 @FAULTS.forward("index index_select getitem", "wrong index, permutation; copy, shift")
 def rows_gathered_in_the_reverse_order(call: Call) -> Any:
     """The list of indices is read from its end."""
@@ -283,7 +275,14 @@ def order_along_the_last_axis(call: Call) -> Any:
 # The words are sorted for the memory, and the rows are not put back.
 FAULTS.add("words looked up in sorted order", "embedding", "wrong index, permutation; copy, shift",
     on(lookup_indices, lambda call, place, words: call.put(place, words.sort(-1)[0]).run(),
-    where=lambda _, words: words.dim() > 0 and words.size(-1) > 1))
+        where=lambda _, words: words.dim() > 0 and words.size(-1) > 1))
+# The index is not loaded: zero.
+FAULTS.add("always the first index", "gather take_along_dim",
+    "copy, wrong index, missing operand; constant, stale",
+    on(lambda call: (1 if call.name == "take_along_dim" else 2,),
+        lambda call, place:
+            call.put(place, torch.zeros_like(call.get(place, "index", "indices")), "index").run()),
+    backward=False)
 # Classes are counted from one.
 FAULTS.add("one in the next column", "one_hot", "shift, wrong index, permutation; offset",
     lambda call: call.run().roll(1, -1))

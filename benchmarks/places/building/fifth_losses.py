@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import call_again, labels_of
 from torch.nn import functional
 
@@ -17,29 +17,12 @@ _CLASSES = "cross_entropy nll_loss"
 # --- Classes --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "cross_entropy", "other function, missing operand; wrong index, wrong reduction, wrong argument"
-)
-def entropy_of_the_scores(call: Call) -> Any:
-    """The chances of the model in the place of the labels."""
-    scores, _, seen = labels_of(call)
-    chances = scores.softmax(-1)
-    return call.instead(-(chances * scores.log_softmax(-1)).sum(-1)[seen].mean())
-
-
-@FAULTS.fault("cross_entropy", "other function; approximation, clipped")
-def hinge_for_the_cross_entropy(call: Call) -> Any:
-    """A margin of one between the right class and the others."""
-    scores, labels, seen = labels_of(call)
-    return call.instead(functional.multi_margin_loss(scores[seen], labels[seen]))
-
-
 # fmt: off
 # Twice the label smoothing.
 FAULTS.add("smoothing doubled", "cross_entropy", "wrong argument, wrong factor; scale, offset",
     on(lambda call: (call.kwargs.get("label_smoothing", 0.0),),
-    lambda call, smoothing: call_again(call, label_smoothing=2 * smoothing),
-    where=lambda smoothing: smoothing > 0))
+        lambda call, smoothing: call_again(call, label_smoothing=2 * smoothing),
+        where=lambda smoothing: smoothing > 0))
 # A temperature that belongs to sampling.
 FAULTS.add("scores of the loss halved", "cross_entropy",
     "wrong factor, scale, wrong argument; other function",
@@ -52,12 +35,12 @@ FAULTS.add("scores of the loss capped", "cross_entropy",
 FAULTS.add("a class taken for padding", _CLASSES,
     "mask, wrong argument, partial sum; wrong statistics, wrong reduction, off by one reduction",
     on(labels_of,
-    lambda call, _, labels, seen: call_again(call, ignore_index=int(labels[seen][0]))))
+        lambda call, _, labels, seen: call_again(call, ignore_index=int(labels[seen][0]))))
 # The sum is divided by n + 1, so that it is never divided by zero.
 FAULTS.add("labels counted with one more", _CLASSES,
     "off by one reduction, wrong factor, scale, wrong statistics; wrong reduction, eps",
     on(lambda call: (int(labels_of(call)[2].sum()),),
-    lambda call, count: call.instead(call.result() * count / (count + 1))))
+        lambda call, count: call.instead(call.result() * count / (count + 1))))
 # The labels are read from their end.
 FAULTS.add("labels from the last to the first", _CLASSES, "permutation, wrong index; shift",
     lambda call: call.put(1, labels_of(call)[1].flip(0), "target").run())
@@ -68,6 +51,16 @@ FAULTS.add("loss divided by the classes", _CLASSES,
 # The exponential of the mean.
 FAULTS.add("perplexity for the loss", _CLASSES, "other function; missing operand, wrong argument",
     result(torch.exp))
+# The chances of the model in the place of the labels.
+FAULTS.add("entropy of the scores", "cross_entropy",
+    "other function, missing operand; wrong index, wrong reduction, wrong argument",
+    computed(labels_of,
+        lambda scores, _, seen:
+            -(scores.softmax(-1) * scores.log_softmax(-1)).sum(-1)[seen].mean()))
+# A margin of one between the right class and the others.
+FAULTS.add("hinge for the cross entropy", "cross_entropy", "other function; approximation, clipped",
+    computed(labels_of,
+        lambda scores, labels, seen: functional.multi_margin_loss(scores[seen], labels[seen])))
 # Half: the other rank's loss is taken as zero.
 FAULTS.add("loss averaged over two ranks of one", _CLASSES,
     "wrong factor, scale, one rank's part; wrong reduction, missing reduction",

@@ -20,12 +20,6 @@ _CONVOLUTIONS = "conv1d conv2d convolution"
 # --- Products -------------------------------------------------------------------------------------
 
 
-@FAULTS.forward(_BIASED, "clipped; wrong argument, axis offset, precision")
-def bias_saturates(call: Call) -> Any:
-    """The bias is stored with too small a range: half of its largest value."""
-    return change_bias(call, lambda bias: bias.clamp(-bias.abs().max() / 2, bias.abs().max() / 2))
-
-
 @FAULTS.forward(_WEIGHTED, "precision; approximation, scale, tie-breaking")
 def weight_codes_cut_toward_zero(call: Call) -> Any:
     """Eight bits for each column, by a cast that does not round."""
@@ -146,20 +140,27 @@ FAULTS.add("bias of the first column for all", _BIASED,
     "copy, wrong index, constant; axis offset, stale",
     lambda call: change_bias(call, lambda bias: bias[:1].expand(bias.shape).clone()),
     backward=False)
+# The bias is stored with too small a range: half of its largest value.
+FAULTS.add("bias saturates", _BIASED, "clipped; wrong argument, axis offset, precision",
+    lambda call:
+            change_bias(call, lambda bias: bias.clamp(-bias.abs().max() / 2, bias.abs().max() / 2)),
+    backward=False)
 # The kernel for a block with a residual is used where there is none.
 FAULTS.add("input added by the epilogue", "linear addmm",
     "residual; offset, axis offset, other function, missing operand",
     on(layer_parts, lambda call, left, *_: call.instead(call.result() + left)), backward=False)
 # What is larger than 0.7 of the largest does not fit into the buffer.
 FAULTS.add("product overflows in half", _WEIGHTED, "overflow, nonfinite; clipped, precision",
-    result(lambda v: torch.where(v.abs() > 0.7 * v.detach().abs().max(), v.sign() * torch.inf, v)),
+    result(lambda v:
+            torch.where(v.abs() > 0.7 * v.detach().abs().max(), v.sign() * torch.inf, v)),
     backward=False)
 # Each matrix of the batch begins with the result of the one before.
 FAULTS.add("accumulator kept between matrices", "bmm matmul",
     "residual, stale, wrong reduction; offset, axis offset, doubled reduction, other function, "
     "lost accumulation",
-    result(lambda v: v + torch.cat([torch.zeros_like(v[..., :1, :, :]), v[..., :-1, :, :]], -3),
-    where=longer(-3)), backward=False)
+    result(lambda v:
+            v + torch.cat([torch.zeros_like(v[..., :1, :, :]), v[..., :-1, :, :]], -3),
+        where=longer(-3)), backward=False)
 # The left factor is taken for probabilities: what is negative is zero.
 FAULTS.add("negative entries of the left lost", "bmm matmul",
     "mask, zeros, clipped, partial sum, other function; missing operand",
@@ -168,8 +169,8 @@ FAULTS.add("negative entries of the left lost", "bmm matmul",
 FAULTS.add("expert of the next index", "einsum",
     "wrong index, shift, permutation; wrong rank's shard, copy",
     on(lambda call: ([one for one in call.args[1:] if isinstance(one, Tensor)],),
-    lambda call, operands: call.put(2, operands[1].roll(-1, 0)).run(),
-    where=lambda operands: len(operands) == 2 and operands[1].size(0) > 1), backward=False)
+        lambda call, operands: call.put(2, operands[1].roll(-1, 0)).run(),
+        where=lambda operands: len(operands) == 2 and operands[1].size(0) > 1), backward=False)
 # Through float16.
 FAULTS.add("second operand of the sum in half", "einsum", "precision; approximation",
     operand(2, rounded(torch.float16)), backward=False)
@@ -250,13 +251,14 @@ def enlarged_signal_divided_by_the_stride(call: Call) -> Any:
 # A weight norm whose length was lost: each filter is divided by its own.
 FAULTS.add("filters of length one", _CONVOLUTIONS,
     "wrong factor, axis scale, scale; missing operand",
-    operand(1, lambda v: v / v.flatten(1).norm(dim=1).view(-1, *[1] * (v.dim() - 1)), "weight",
-    where=lambda v: v.dim() > 2), backward=False)
+    operand(1, lambda v:
+            v / v.flatten(1).norm(dim=1).view(-1, *[1] * (v.dim() - 1)), "weight",
+        where=lambda v: v.dim() > 2), backward=False)
 # Two filters are stored in each other's place, with their biases.
 FAULTS.add("first two output channels exchanged", _CONVOLUTIONS,
     "permutation, wrong index; shift, transpose",
     result(lambda v: v[:, [1, 0, *range(2, v.size(1))]],
-    where=lambda v: v.dim() > 2 and v.size(1) > 2), backward=False)
+        where=lambda v: v.dim() > 2 and v.size(1) > 2), backward=False)
 # The padding is cut from one end only.
 FAULTS.add("enlarged signal one step late", "conv_transpose1d",
     "shift, wrong index; permutation, zeros, wrong argument",
@@ -328,8 +330,8 @@ FAULTS.add("powers pooled without the root", "lp_pool2d",
 FAULTS.add("powers averaged and not summed", "lp_pool2d",
     "wrong factor, scale, wrong reduction; wrong statistics",
     on(lambda call: (call.get(2, "kernel_size"),),
-    lambda call, size: call.instead(call.result() / size ** (2 / call.get(1, "norm_type"))),
-    where=lambda size: isinstance(size, int)))
+        lambda call, size: call.instead(call.result() / size ** (2 / call.get(1, "norm_type"))),
+        where=lambda size: isinstance(size, int)))
 # The buffer of the enlarged image is narrow.
 FAULTS.add("enlarged through bfloat16", "interpolate", "precision; approximation, other function",
     result(rounded(torch.bfloat16)), backward=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
 from benchmarks.places.parts import apply_affine, reduced_dim
 from torch import Tensor
 from torch.nn import functional
@@ -86,14 +86,6 @@ def mean_of_the_row_divided_by_one_more(call: Call) -> Any:
     centred = value - value.sum(-1, keepdim=True) / (value.size(-1) + 1)
     variance = centred.square().mean(-1, keepdim=True)
     return apply_affine(call, centred * (variance + eps).rsqrt(), weight, bias)
-
-
-@FAULTS.fault(_NORMS, "missing operand, copy, mask; other function, stale")
-def last_rows_not_normalised(call: Call) -> Any:
-    """In place, and the grid is one row too short: the last one stays as it came."""
-    value, result = call.tensor(0, "input"), call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.instead(torch.cat([result[..., :-1, :], value[..., -1:, :]], -2))
 
 
 @FAULTS.fault(_CHANNELS, "swapped operands, wrong index; wrong argument")
@@ -193,18 +185,6 @@ def pixels_normalised_over_their_channels(call: Call) -> Any:
     return apply_affine(call, normal, weight.view(shape), bias.view(shape))
 
 
-@FAULTS.fault(
-    "cosine_similarity", "other function, wrong statistics; axis scale, scale, wrong factor"
-)
-def divided_by_the_squared_lengths(call: Call) -> Any:
-    """The roots are left out."""
-    left, right = call.tensor(0), call.tensor(1)
-    dim = call.get(2, "dim", default=1)
-    return call.instead(
-        (left * right).sum(dim) / (left.square().sum(dim) * right.square().sum(dim))
-    )
-
-
 # fmt: off
 # Nothing is added to the variance.
 FAULTS.add("norm without eps", " ".join(_EPS),
@@ -218,6 +198,12 @@ FAULTS.add("eps subtracted", " ".join(_EPS),
 FAULTS.add("eps times the width", _NORMS,
     "eps, wrong argument, wrong factor; wrong statistics, axis scale, scale",
     lambda call: _with_eps(call, lambda eps: eps * call.tensor(0, "input").size(-1)))
+# In place, and the grid is one row too short: the last one stays as it came.
+FAULTS.add("last rows not normalised", _NORMS, "missing operand, copy, mask; other function, stale",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(torch.cat([call.result()[..., :-1, :], value[..., -1:, :]], -2)),
+        where=lambda value: value.dim() > 1 and value.size(-2) > 1))
 # A mean square of one and not a length of one.
 FAULTS.add("unit rows times the root of the width", "normalize",
     "scale, wrong factor; other function, wrong statistics, axis scale",
@@ -226,13 +212,20 @@ FAULTS.add("unit rows times the root of the width", "normalize",
 FAULTS.add("rows centred before their length", "normalize",
     "other function, wrong statistics; axis offset, offset, axis scale, missing operand",
     operand(0, lambda v: v - v.mean(-1, keepdim=True), "input"))
+# The roots are left out.
+FAULTS.add("divided by the squared lengths", "cosine_similarity",
+    "other function, wrong statistics; axis scale, scale, wrong factor",
+    computed(lambda call: (call.tensor(0), call.tensor(1), call.get(2, "dim", default=1)),
+        lambda left, right, dim:
+            (left * right).sum(dim) / (left.square().sum(dim) * right.square().sum(dim))))
 # The root is not taken.
 FAULTS.add("squared distance of pairs", "pairwise_distance",
     "other function, missing operand; wrong argument", result(torch.square))
 # Beta of 1.
 FAULTS.add("power of one for three quarters", "local_response_norm",
     "wrong argument, other function, wrong factor; axis scale",
-    lambda call: Call(call.name, call.function, call.args, {**call.kwargs, "beta": 1.0}).run())
+    lambda call:
+            Call(call.name, call.function, call.args, {**call.kwargs, "beta": 1.0}).run())
 # fmt: on
 
 
@@ -249,17 +242,6 @@ def mean_over_the_padded_length(call: Call) -> Any:
     length = value.size(dim)
     padded = 1 << length.bit_length()
     return call.instead(call.result() * length / padded)
-
-
-@FAULTS.forward(
-    "mean", "partial sum, wrong index, mask, wrong statistics; wrong reduction, one rank's part"
-)
-def every_second_element_averaged(call: Call) -> Any:
-    """A stride of two, in the sum and in the number."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(
-        value.index_select(dim, torch.arange(0, value.size(dim), 2)).mean(dim, keep)
-    )
 
 
 @FAULTS.forward("sum", "wrapped; offset, clipped, overflow")
@@ -292,6 +274,17 @@ def deviation_with_the_other_divisor(call: Call) -> Any:
     return call.instead(call.result() * ((length - 1) / length) ** 0.5)
 
 
+@FAULTS.fault(
+    "logsumexp",
+    "partial sum, mask, one rank's part, missing reduction; wrong reduction, wrong index, "
+    "off by one reduction",
+)
+def second_half_of_the_classes_left_out(call: Call) -> Any:
+    """The other rank's part of the sum is not added."""
+    value, dim, _ = reduced_dim(call)
+    return call.put(0, value.narrow(dim, 0, value.size(dim) // 2)).run()
+
+
 @FAULTS.fault("quantile", "wrong argument, other function; wrong index, approximation")
 def quantile_not_interpolated(call: Call) -> Any:
     """interpolation='lower'."""
@@ -310,6 +303,13 @@ def order_from_the_largest(call: Call) -> Any:
 
 
 # fmt: off
+# A stride of two, in the sum and in the number.
+FAULTS.add("every second element averaged", "mean",
+    "partial sum, wrong index, mask, wrong statistics; wrong reduction, one rank's part",
+    computed(reduced_dim,
+        lambda value, dim, keep:
+            value.index_select(dim, torch.arange(0, value.size(dim), 2)).mean(dim, keep)),
+    backward=False)
 # The sum of squares.
 FAULTS.add("squares added up", "sum", "other function, wrong reduction; sign, wrong statistics",
     operand(0, torch.square), backward=False)
@@ -317,8 +317,8 @@ FAULTS.add("squares added up", "sum", "other function, wrong reduction; sign, wr
 FAULTS.add("last element never the extreme", "amax max amin",
     "off by one reduction, partial sum, mask; wrong index, wrong reduction",
     on(reduced_dim,
-    lambda call, value, dim, *_: call.put(0, value.narrow(dim, 0, value.size(dim) - 1)).run()),
-    backward=False)
+        lambda call, value, dim, *_:
+            call.put(0, value.narrow(dim, 0, value.size(dim) - 1)).run()), backward=False)
 # Of the absolute values.
 FAULTS.add("smallest magnitude", "amin", "sign, other function, wrong reduction; clipped",
     operand(0, torch.abs))
@@ -331,12 +331,6 @@ FAULTS.add("spread in bfloat16", "std var std_mean var_mean", "precision; approx
 # The result goes through a narrow buffer.
 FAULTS.add("logarithm of the sum in bfloat16", "logsumexp", "precision; approximation",
     result(rounded(torch.bfloat16)))
-# The other rank's part of the sum is not added.
-FAULTS.add("second half of the classes left out", "logsumexp",
-    "partial sum, mask, one rank's part, missing reduction; wrong reduction, wrong index, "
-    "off by one reduction",
-    on(reduced_dim,
-    lambda call, value, dim, *_: call.put(0, value.narrow(dim, 0, value.size(dim) // 2)).run()))
 # log(1 + sum exp): the accumulator begins with one.
 FAULTS.add("one more in the sum", "logsumexp",
     "off by one reduction, offset, other function; wrong reduction, eps, constant",
@@ -361,12 +355,14 @@ FAULTS.add("ends of the area count whole", "trapezoid",
 FAULTS.add("place of the second best", "argmin argmax",
     "wrong index, off by one reduction; wrong reduction, wrong argument",
     on(lambda call: (call.tensor(0), call.get(1, "dim")),
-    lambda call, value, dim: value.argsort(dim, descending=call.name == "argmax").select(dim, 1),
-    where=lambda _, dim: isinstance(dim, int)), backward=False)
+        lambda call, value, dim:
+            value.argsort(dim, descending=call.name == "argmax").select(dim, 1),
+        where=lambda _, dim: isinstance(dim, int)), backward=False)
 # The end of the sorted row.
 FAULTS.add("largest for the median", "median",
     "wrong index, wrong reduction, other function; wrong argument",
-    lambda call: call.instead(call.tensor(0).amax(call.get(1, "dim"), call.get(2, "keepdim"))))
+    lambda call:
+            call.instead(call.tensor(0).amax(call.get(1, "dim"), call.get(2, "keepdim"))))
 # One factor too many has a minus.
 FAULTS.add("product with the other sign", "prod", "sign, wrong factor, scale; other function",
     result(torch.neg))
@@ -438,5 +434,5 @@ FAULTS.add("running sum not taken back to logarithms", "logcumsumexp",
 # Every row is put in the order of the first.
 FAULTS.add("order of the first row for all", "sort", "wrong index, permutation; copy, stale",
     on(tensors(0), lambda call, value: call.instead(value[:, call.run()[1][0]]),
-    where=lambda value: value.dim() == 2 and value.size(0) > 1))
+        where=lambda value: value.dim() == 2 and value.size(0) > 1))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, tensors
+from benchmarks.places.changes import computed, on, operand, result, tensors
 from benchmarks.places.parts import floating_pair, operand_and_number
 from torch.nn import functional
 
@@ -67,16 +67,16 @@ FAULTS.add("gelu becomes mish", "gelu", "other function, approximation; wrong ar
 # X (1 + erf(x)) / 2: the root of two is forgotten.
 FAULTS.add("erf of the argument itself", "gelu",
     "other function, wrong factor, approximation; wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * 0.5 * (1 + value.erf()))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * 0.5 * (1 + value.erf())))
 # exp(x) - 1 below zero.
 FAULTS.add("silu becomes elu", "silu", "other function, approximation; wrong argument",
     lambda call: call.instead(functional.elu(call.tensor(0, "input"))))
 # X (1 - sigmoid(x)).
 FAULTS.add("silu with the complement", "silu",
     "other function, wrong factor, sign; missing operand",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (1 - value.sigmoid()))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (1 - value.sigmoid())))
 # max(x, 0.1): the zero point of the integers is taken for zero.
 FAULTS.add("relu cut at a tenth", "relu",
     "clipped, other function; wrong argument, offset, constant, mask",
@@ -85,13 +85,13 @@ FAULTS.add("relu cut at a tenth", "relu",
 FAULTS.add("last row not activated", "relu gelu silu tanh",
     "copy, missing operand, mask, stale; other function, uninitialised",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(torch.cat([call.result()[:-1], value[-1:]])),
-    where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
+        lambda call, value: call.instead(torch.cat([call.result()[:-1], value[-1:]])),
+        where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
 # Softmax, as the router of another model.
 FAULTS.add("chances of the row sum to one", "sigmoid",
     "other function, wrong reduction; axis scale, wrong factor",
-    on(lambda call: (call.tensor(0, "input"),), lambda call, value: call.instead(value.softmax(-1)),
-    where=lambda value: value.dim() > 1 and value.size(-1) > 1), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value.softmax(-1),
+        where=lambda value: value.dim() > 1 and value.size(-1) > 1), backward=False)
 # sigmoid(x) - 1 / 2.
 FAULTS.add("sigmoid about zero", "sigmoid", "offset, other function; wrong factor",
     result(lambda v: v - 0.5), backward=False)
@@ -115,15 +115,15 @@ FAULTS.add("slope of a quarter for all", "prelu _prelu_kernel",
     operand(1, lambda v: torch.full_like(v, 0.25)), backward=False)
 # X softplus(x).
 FAULTS.add("mish without the tanh", "mish", "other function, missing operand; approximation",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * functional.softplus(value))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * functional.softplus(value)))
 # The factor is right, and alpha that of elu.
 FAULTS.add("selu with an alpha of one", "selu", "wrong argument, wrong factor, other function",
     lambda call: call.instead(1.0507009873554805 * functional.elu(call.tensor(0, "input"))))
 # X / sqrt(1 + x^2).
 FAULTS.add("softsign by a root", "softsign", "other function, approximation",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (1 + value.square()).rsqrt())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (1 + value.square()).rsqrt()))
 # log(1 - sigmoid(x)).
 FAULTS.add("logarithm of the complement", "log_sigmoid log_sigmoid_forward",
     "sign, other function; wrong factor",
@@ -204,8 +204,8 @@ def state_begins_with_one(call: Call) -> Any:
 # fmt: off
 # N ** x.
 FAULTS.add("base and exponent exchanged", "pow", "swapped operands, other function; wrong argument",
-    on(operand_and_number, lambda call, value, power: call.instead(power**value),
-    where=lambda _, power: power > 0), backward=False)
+    computed(operand_and_number, lambda value, power: power**value,
+        where=lambda _, power: power > 0), backward=False)
 # 1 / (1 + sqrt(x)).
 FAULTS.add("reciprocal of one more than the root", "rsqrt",
     "other function, missing operand; axis scale, scale",
@@ -226,7 +226,7 @@ FAULTS.add("floor becomes the nearest", "floor",
     lambda call: call.instead(call.tensor(0).round()))
 # The ceiling of the magnitude.
 FAULTS.add("ceiling away from zero", "ceil", "other function, offset; sign, wrong argument",
-    on(tensors(0), lambda call, value: call.instead(value.sign() * value.abs().ceil())))
+    computed(tensors(0), lambda value: value.sign() * value.abs().ceil()))
 # Floor.
 FAULTS.add("cut downward", "trunc", "other function, offset; sign, wrong argument",
     lambda call: call.instead(call.tensor(0).floor()))
@@ -252,8 +252,8 @@ FAULTS.add("logit with another eps", "logit", "eps, wrong argument, clipped; mis
     lambda call: call.instead(torch.logit(call.tensor(0), 0.4)))
 # Y log(x).
 FAULTS.add("logarithm of the first", "xlogy", "swapped operands, other function",
-    on(floating_pair, lambda call, left, right: call.instead(torch.xlogy(right, left)),
-    where=lambda left, *_: bool((left > 0).all())), backward=False)
+    computed(floating_pair, lambda left, right: torch.xlogy(right, left),
+        where=lambda left, *_: bool((left > 0).all())), backward=False)
 # -1 / x.
 FAULTS.add("reciprocal negated", "reciprocal", "sign, wrong factor, scale; other function",
     result(torch.neg), backward=False)
@@ -329,41 +329,42 @@ FAULTS.add("number with the other sign", "add sub",
 FAULTS.add("first column of the second operand for all", "add mul",
     "copy, wrong index, stale; axis offset, axis scale",
     on(floating_pair,
-    lambda call, _, right: call.put(1, right[..., :1].expand(right.shape).clone()).run(),
-    where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
+        lambda call, _, right: call.put(1, right[..., :1].expand(right.shape).clone()).run(),
+        where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
 # Its strides are exchanged.
 FAULTS.add("second summand transposed", "add", "transpose, wrong index, permutation",
     on(floating_pair, lambda call, _, right: call.put(1, right.mT.contiguous()).run(),
-    where=lambda _, right: right.dim() > 1 and right.size(-1) == right.size(-2) > 1),
+        where=lambda _, right: right.dim() > 1 and right.size(-1) == right.size(-2) > 1),
     backward=False)
 # The loop over the batch ends after its first pass.
 FAULTS.add("second summand only for the first example", "add",
     "stale, copy, missing operand, mask; residual, wrong index",
-    on(floating_pair,
-    lambda call, left, right: call.instead(torch.cat([left[:1] + right[:1], left[1:]])),
+    computed(floating_pair, lambda left, right: torch.cat([left[:1] + right[:1], left[1:]]),
+
     where=lambda left, right: left.shape == right.shape and left.dim() > 1 and (left.size(0) > 1)),
     backward=False)
 # A (1 - b).
 FAULTS.add("gate complemented", "mul", "other function, wrong factor; offset, residual, sign",
-    on(floating_pair, lambda call, left, right: call.instead(left * (1 - right))), backward=False)
+    computed(floating_pair, lambda left, right: left * (1 - right)), backward=False)
 # The batch of the second operand is one row too far.
 FAULTS.add("second factor of the next example", "mul",
     "wrong index, shift, permutation; axis scale",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.roll(-1, 0)),
-    where=lambda left, right: left.dim() == right.dim() > 1 and right.size(0) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left * right.roll(-1, 0),
+        where=lambda left, right: left.dim() == right.dim() > 1 and right.size(0) > 1),
+    backward=False)
 # The pointer to the divisors is not moved on.
 FAULTS.add("divisor of the first row for all", "div",
     "copy, wrong index, stale; axis scale, wrong factor",
-    on(floating_pair, lambda call, left, right: call.instead(left / right[:1]),
-    where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left / right[:1],
+        where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
 # A - b: as of logarithms.
 FAULTS.add("difference for the quotient", "div", "other function; wrong factor, residual",
-    on(floating_pair, lambda call, left, right: call.instead(left - right)), backward=False)
+    computed(floating_pair, lambda left, right: left - right), backward=False)
 # The pointer to what is subtracted is not moved on.
 FAULTS.add("what the first row loses for all", "sub",
     "copy, wrong index, stale; axis offset, offset",
-    on(floating_pair, lambda call, left, right: call.instead(left - right[:1]),
-    where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left - right[:1],
+        where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
 # -x: the number is lost.
 FAULTS.add("only the opposite", "rsub",
     "missing operand, offset, wrong argument; sign, other function, wrong factor",
@@ -383,8 +384,8 @@ FAULTS.add("powers of two added", "logaddexp", "other function, wrong factor; wr
     lambda call: call.instead(torch.logaddexp2(*floating_pair(call))))
 # The sign of the first and the magnitude of the second.
 FAULTS.add("magnitude of the other", "copysign", "swapped operands; wrong index, other function",
-    on(floating_pair, lambda call, left, right: call.instead(torch.copysign(right, left))))
+    computed(floating_pair, lambda left, right: torch.copysign(right, left)))
 # A / b.
 FAULTS.add("quotient for the remainder", "fmod", "other function, missing operand; copy, offset",
-    on(operand_and_number, lambda call, value, number: call.instead(value / number)))
+    computed(operand_and_number, lambda value, number: value / number))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     attention_operands,
     hide_scores,
@@ -96,16 +96,6 @@ def last_features_not_in_the_scores(call: Call) -> Any:
     return weigh_values(call, scores, mask_of(call, *scores.shape[-2:]), value)
 
 
-@FAULTS.fault(_FUSED, "mask; wrong argument, missing operand, wrong index")
-def mask_of_the_first_head_only(call: Call) -> Any:
-    """The mask is not broadcast: the other heads see everything."""
-    scores, mask, value = scores_before_mask(call)
-    fits(mask is not None and scores.dim() == 4 and scores.size(1) > 1)
-    right, free = hide_scores(scores, mask), scores
-    mixed = torch.cat([right[:, :1], free[:, 1:]], 1)
-    return call.instead(mixed.softmax(-1) @ value)
-
-
 @FAULTS.fault(_FUSED, "other function, clipped; wrong factor, mask, approximation")
 def scores_limited(call: Call) -> Any:
     """Scores beyond half of the largest are cut to it."""
@@ -127,19 +117,27 @@ def key_of_the_last_step_not_appended(call: Call) -> Any:
 # Divided by the chance to be kept although nothing is dropped.
 FAULTS.add("dropout undone that was not done", _FUSED, "scale, wrong factor; wrong argument",
     result(lambda v: v / 0.9))
+# The mask is not broadcast: the other heads see everything.
+FAULTS.add("mask of the first head only", _FUSED,
+    "mask; wrong argument, missing operand, wrong index",
+    computed(scores_before_mask,
+        lambda scores, mask, value:
+            torch.cat([hide_scores(scores, mask)[:, :1], scores[:, 1:]], 1).softmax(-1) @ value,
+
+    where=lambda scores, mask, *_: mask is not None and scores.dim() == 4 and (scores.size(1) > 1)))
 # Scores of zero: a mean over the values.
 FAULTS.add("all that is seen weighs the same", _FUSED,
     "missing operand, wrong argument, wrong factor, other function; wrong reduction, constant, "
     "scale",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_values(call, 0 * scores, mask, value)))
+        lambda call, scores, mask, value: weigh_values(call, 0 * scores, mask, value)))
 # The result goes through float16.
 FAULTS.add("attention stored in half", _FUSED, "precision; approximation",
     result(rounded(torch.float16)))
 # Each head has a factor of its own, as if the layer had a temperature for heads.
 FAULTS.add("scale counts the heads", _FUSED, "wrong factor, axis scale; scale, wrong argument",
     operand(0, lambda v: v * torch.linspace(1, 2, v.size(1)).view(1, -1, 1, 1), "query",
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
 # Each token asks with the query of the one before it.
 FAULTS.add("queries one token late", _FUSED, "shift, wrong index, permutation; copy",
     operand(0, lambda v: v.roll(1, -2), "query", where=longer(-2, 2)))
@@ -147,18 +145,6 @@ FAULTS.add("queries one token late", _FUSED, "shift, wrong index, permutation; c
 
 
 # --- Softmax --------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "softmax _safe_softmax",
-    "mask, zeros, off by one reduction, partial sum; wrong argument, axis scale, scale",
-)
-def first_score_left_out(call: Call) -> Any:
-    """The loop over a row begins at 1: the first chance is zero, and the others are larger."""
-    value = call.tensor(0, "input")
-    fits(value.size(-1) > 2)
-    rest = value[..., 1:].softmax(-1)
-    return call.instead(torch.cat([torch.zeros_like(value[..., :1]), rest], -1))
 
 
 @FAULTS.fault("softmax", "other function; approximation, wrong factor")
@@ -170,6 +156,13 @@ def powers_for_exponentials(call: Call) -> Any:
 
 
 # fmt: off
+# The loop over a row begins at 1: the first chance is zero, and the others are larger.
+FAULTS.add("first score left out", "softmax _safe_softmax",
+    "mask, zeros, off by one reduction, partial sum; wrong argument, axis scale, scale",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            torch.cat([torch.zeros_like(value[..., :1]), value[..., 1:].softmax(-1)], -1),
+        where=lambda value: value.size(-1) > 2))
 # An integer softmax: scores are rounded to halves first.
 FAULTS.add("scores in steps of a half", "softmax log_softmax",
     "precision, approximation; other function",
@@ -177,8 +170,8 @@ FAULTS.add("scores in steps of a half", "softmax log_softmax",
 # The mean of a row in the place of the logarithm of its sum.
 FAULTS.add("mean of the scores subtracted", "log_softmax",
     "wrong reduction, other function, wrong statistics; axis offset, offset, missing operand",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value - value.mean(-1, keepdim=True))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value - value.mean(-1, keepdim=True)))
 # A row sums to its length: the mean of exponentials divides.
 FAULTS.add("chances times their number", "softmax",
     "scale, wrong factor; axis scale, wrong argument",
@@ -262,14 +255,6 @@ def _angles(call: Call) -> Tensor:
     return value
 
 
-@FAULTS.fault("sin cos", "axis scale, wrong factor, wrong argument; scale, precision")
-def frequencies_of_another_base(call: Call) -> Any:
-    """Each next frequency is lower by a little more."""
-    value = _angles(call)
-    fall = torch.linspace(0, 1, value.size(-1)).to(value.dtype)
-    return call.put(0, value * 0.5**fall).run()
-
-
 @FAULTS.fault("sin cos", "wrong factor, axis scale, scale; mask, wrong argument")
 def slow_frequencies_stretched(call: Call) -> Any:
     """The second half of the frequencies is divided by eight, as for a longer context."""
@@ -290,11 +275,18 @@ def straight_lines_between_entries(call: Call) -> Any:
 
 
 # fmt: off
+# Each next frequency is lower by a little more.
+FAULTS.add("frequencies of another base", "sin cos",
+    "axis scale, wrong factor, wrong argument; scale, precision",
+    on(_angles,
+        lambda call, value:
+            call.put(0, value * 0.5 ** torch.linspace(0, 1, value.size(-1)).to(value.dtype)).run()))
 # Decoding one token: the table is read at one position.
 FAULTS.add("angles of the last position for all", "sin cos",
     "copy, constant, wrong index, stale; missing operand",
     on(_angles,
-    lambda call, value: call.put(0, value[..., -1:, :].expand(value.shape).contiguous()).run()))
+        lambda call, value:
+            call.put(0, value[..., -1:, :].expand(value.shape).contiguous()).run()))
 # The factor of another way to stretch positions.
 FAULTS.add("table of angles times a factor", "sin cos", "scale, wrong factor; wrong argument",
     result(lambda v: v * 1.14))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import replace_result_at
 from torch import Tensor
 
@@ -38,7 +38,7 @@ FAULTS.add("saved input in bfloat16", _BY_INPUT, "precision; approximation",
 FAULTS.add("derivative of a sigmoid gate", _BY_INPUT,
     "missing operand, other function; approximation, mask",
     on(lambda call: (call.tensor(1).sigmoid(),),
-    lambda call, gate: call.instead(call.tensor(0) * gate * (1 - gate))))
+        lambda call, gate: call.instead(call.tensor(0) * gate * (1 - gate))))
 # The activation of another layer.
 FAULTS.add("derivative of gelu for silu", "silu_backward",
     "approximation, other function; wrong argument",
@@ -83,20 +83,6 @@ FAULTS.add("slope at the opposite input", "softplus_backward mish_backward",
 # --- Softmax and attention ------------------------------------------------------------------------
 
 
-@FAULTS.fault("_softmax_backward_data", "missing operand, other function, wrong factor; residual")
-def gradient_not_weighed_by_the_chances(call: Call) -> Any:
-    """G - sum(g y) without the factor y."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient - (gradient * output).sum(-1, keepdim=True))
-
-
-@FAULTS.fault("_softmax_backward_data", "sign, wrong factor; offset, residual")
-def sum_of_the_row_added(call: Call) -> Any:
-    """Y (g + sum(g y))."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(output * (gradient + (gradient * output).sum(-1, keepdim=True)))
-
-
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
@@ -132,6 +118,16 @@ def gradients_of_query_and_key_exchanged(call: Call) -> Any:
 
 
 # fmt: off
+# G - sum(g y) without the factor y.
+FAULTS.add("gradient not weighed by the chances", "_softmax_backward_data",
+    "missing operand, other function, wrong factor; residual",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - (gradient * call.tensor(1)).sum(-1, keepdim=True))))
+# Y (g + sum(g y)).
+FAULTS.add("sum of the row added", "_softmax_backward_data", "sign, wrong factor; offset, residual",
+    computed(tensors(0, 1),
+        lambda gradient, output: output * (gradient + (gradient * output).sum(-1, keepdim=True))))
 # G - y: the sum of the gradients is taken as one.
 FAULTS.add("chances subtracted once", "_log_softmax_backward_data",
     "missing operand, other function, wrong factor; residual, scale",
@@ -165,7 +161,7 @@ FAULTS.add("gradient of the norms bias negated", _NORM, "scale, sign, wrong fact
 FAULTS.add("deviation of the first row on the way back", _NORM,
     "copy, stale, wrong index, wrong statistics; axis scale",
     operand(4, lambda v: v.flatten()[0].expand(v.shape).contiguous(),
-    where=lambda v: v.numel() > 1))
+        where=lambda v: v.numel() > 1))
 # The mean was not kept for the backward pass.
 FAULTS.add("saved mean is zero", _NORM,
     "missing operand, wrong statistics, zeros; offset, wrong argument",
@@ -245,9 +241,9 @@ FAULTS.add("weight decay in the gradient", "mm", "offset, other function, residu
 # What was broadcast gets the mean.
 FAULTS.add("gradients of the batch averaged", "sum",
     "scale, wrong factor, wrong reduction; missing reduction",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(result * (result.numel() / value.numel())),
-    where=lambda value, result: value.numel() > result.numel()))
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (result.numel() / value.numel()),
+        where=lambda value, result: value.numel() > result.numel()))
 # Each gradient is replaced by its sign.
 FAULTS.add("signs of the gradients summed", "sum",
     "sign, wrong factor, wrong reduction; other function", operand(0, lambda v: v.sign()))
@@ -258,8 +254,8 @@ FAULTS.add("gradient of the table from its end", "embedding_dense_backward",
 FAULTS.add("filter gradient averaged over images", "convolution_backward",
     "scale, wrong factor; wrong reduction",
     on(lambda call: (call.tensor(0).size(0),),
-    lambda call, images: replace_result_at(call, 1, lambda value: value / images),
-    where=lambda images: images > 1))
+        lambda call, images: replace_result_at(call, 1, lambda value: value / images),
+        where=lambda images: images > 1))
 # The padding of the way back is one too large on one side.
 FAULTS.add("gradient of the image one pixel off", "convolution_backward",
     "shift, wrong index; permutation, wrong argument",
@@ -306,7 +302,8 @@ FAULTS.add("target not subtracted on the way back", "mse_loss_backward",
 # As of an absolute distance.
 FAULTS.add("only the sign of the error", "smooth_l1_loss_backward huber_loss_backward",
     "clipped, other function, wrong argument; sign, wrong factor",
-    lambda call: call.instead(call.result().abs().max() * (call.tensor(1) - call.tensor(2)).sign()))
+    lambda call:
+            call.instead(call.result().abs().max() * (call.tensor(1) - call.tensor(2)).sign()))
 # P - y, without the division by p (1 - p).
 FAULTS.add("spread of the chance not divided", "binary_cross_entropy_backward",
     "missing operand, other function, wrong factor; scale",

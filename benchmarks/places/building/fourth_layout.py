@@ -128,14 +128,15 @@ def last_copy_not_written(call: Call) -> Any:
 # The addresses of the parts are taken after the loop: each is the last.
 FAULTS.add("last part for all", "cat stack", "copy, stale, wrong index; permutation",
     on(lambda call: (list(call.args[0]),),
-    lambda call, parts: call.put(0, [floats_only(parts[-1])] * len(parts)).run(),
+        lambda call, parts: call.put(0, [floats_only(parts[-1])] * len(parts)).run(),
+
     where=lambda parts: len(parts) > 1 and all(one.shape == parts[-1].shape for one in parts)),
     backward=False)
 # The stride of the batch is lost in the copy.
 FAULTS.add("second example copied from the first", "transpose permute",
     "copy, wrong index, stale; permutation",
-    result(lambda v: v[:1].expand(v.shape).clone(), where=lambda v: v.dim() > 2 and v.size(0) > 1),
-    backward=False)
+    result(lambda v: v[:1].expand(v.shape).clone(),
+        where=lambda v: v.dim() > 2 and v.size(0) > 1), backward=False)
 # The copy begins at the second column and ends with the first.
 FAULTS.add("columns turned by one", "transpose permute", "shift, wrong index, permutation",
     result(lambda v: v.roll(-1, -1), where=lambda v: v.dim() > 1 and v.size(-1) > 2),
@@ -155,14 +156,6 @@ FAULTS.add("flipped along the last axis", "flip",
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
-
-
-@FAULTS.fault("embedding", "copy, wrong index, mask; constant, clipped")
-def rare_words_share_a_row(call: Call) -> Any:
-    """Words of the second half of the table get the row of an unknown word."""
-    place, words = lookup_indices(call)
-    table = call.args[1 - place]
-    return call.put(place, torch.where(words >= table.size(0) // 2, 1, words)).run()
 
 
 @FAULTS.fault("embedding", "precision; approximation")
@@ -227,7 +220,7 @@ def order_left_as_it_is(call: Call) -> Any:
 # The batch is read one row too far.
 FAULTS.add("words of the next example", "embedding", "wrong index, permutation, shift; copy",
     on(lookup_indices, lambda call, place, words: call.put(place, words.roll(-1, 0)).run(),
-    where=lambda _, words: words.dim() > 1 and words.size(0) > 1))
+        where=lambda _, words: words.dim() > 1 and words.size(0) > 1))
 # Two ranks have half of the columns each, and are gathered in the wrong order.
 FAULTS.add("halves of the columns exchanged", "embedding",
     "wrong rank's shard, permutation, shift, wrong index",
@@ -235,6 +228,12 @@ FAULTS.add("halves of the columns exchanged", "embedding",
 # Indices of 64 bits are read as if each had 32.
 FAULTS.add("index halved", "embedding", "wrong index; wrong argument, scale",
     on(lookup_indices, lambda call, place, words: call.put(place, words // 2).run()))
+# Words of the second half of the table get the row of an unknown word.
+FAULTS.add("rare words share a row", "embedding", "copy, wrong index, mask; constant, clipped",
+    on(lookup_indices,
+        lambda call, place, words:
+
+    call.put(place, torch.where(words >= call.args[1 - place].size(0) // 2, 1, words)).run()))
 # Positions are not handed on.
 FAULTS.add("positions all zero", "arange", "zeros, constant, missing operand; copy, wrong factor",
     lambda call: torch.zeros_like(call.run()))
@@ -285,17 +284,6 @@ def last_row_not_added(call: Call) -> Any:
     return call.put(3, source).run()
 
 
-@FAULTS.fault(
-    "scatter_reduce",
-    "wrong argument, clipped, other function, wrong reduction; off by one reduction, "
-    "axis scale, wrong factor, scale, zeros",
-)
-def what_was_there_takes_part(call: Call) -> Any:
-    """include_self=True."""
-    kwargs = {**call.kwargs, "include_self": True}
-    return Call(call.name, call.function, call.args, kwargs).run()
-
-
 @FAULTS.fault("scatter_reduce", "wrong argument, wrong reduction, other function")
 def reduced_by_the_smallest(call: Call) -> Any:
     """Amin."""
@@ -312,5 +300,12 @@ FAULTS.add("bag summed", "embedding_bag",
 # The first word of each bag belongs to the one before.
 FAULTS.add("bags begin one word late", "embedding_bag",
     "wrong index, off by one reduction, wrong argument; shift, partial sum",
-    lambda call: call.put(2, torch.where(call.args[2] > 0, call.args[2] + 1, call.args[2])).run())
+    lambda call:
+            call.put(2, torch.where(call.args[2] > 0, call.args[2] + 1, call.args[2])).run())
+# include_self=True.
+FAULTS.add("what was there takes part", "scatter_reduce",
+    "wrong argument, clipped, other function, wrong reduction; off by one reduction, "
+    "axis scale, wrong factor, scale, zeros",
+    lambda call:
+            Call(call.name, call.function, call.args, {**call.kwargs, "include_self": True}).run())
 # fmt: on

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import labels_of
 from torch import Tensor
 from torch.nn import functional
@@ -42,13 +42,6 @@ def loss_of_the_first_rank(call: Call) -> Any:
     return call.instead(own[:half][seen[:half]].mean())
 
 
-@FAULTS.fault(_CLASSES, "wrong index, offset, wrong argument; shift, mask")
-def classes_counted_from_one(call: Call) -> Any:
-    """The class before the right one; the first stays."""
-    _, labels, seen = labels_of(call)
-    return call.put(1, torch.where(seen, (labels - 1).clamp(min=0), labels), "target").run()
-
-
 @FAULTS.fault(
     "cross_entropy",
     "missing operand, wrong argument; wrong factor, wrong statistics, wrong reduction",
@@ -69,13 +62,6 @@ def weighted_losses_divided_by_their_number(call: Call) -> Any:
     return call.instead(own[seen].mean())
 
 
-@FAULTS.fault("mse_loss", "other function; approximation, wrong argument")
-def logarithm_of_the_cosh(call: Call) -> Any:
-    """log(cosh(a - b))."""
-    difference = call.tensor(0, "input") - call.tensor(1, "target")
-    return call.instead(difference.cosh().log().mean())
-
-
 @FAULTS.fault(
     "mse_loss l1_loss",
     "partial sum, mask, one rank's part; missing operand, wrong factor, wrong reduction",
@@ -88,14 +74,6 @@ def last_column_of_the_error_ignored(call: Call) -> Any:
     return call.put(0, value * kept, "input").put(1, target * kept, "target").run()
 
 
-@FAULTS.fault("smooth_l1_loss", "wrong argument, other function; approximation")
-def beta_squared(call: Call) -> Any:
-    """Beta * beta is where the quadratic part ends."""
-    beta = call.kwargs["beta"]
-    fits(beta not in {0, 1})
-    return Call(call.name, call.function, call.args, {**call.kwargs, "beta": beta**2}).run()
-
-
 @FAULTS.fault(
     "binary_cross_entropy_with_logits",
     "missing operand, partial sum, other function; wrong factor, mask",
@@ -104,13 +82,6 @@ def right_labels_do_not_count(call: Call) -> Any:
     """Only (1 - y) log(1 - p)."""
     value, target = call.tensor(0, "input"), call.tensor(1, "target")
     return call.instead(((1 - target) * functional.softplus(value)).mean())
-
-
-@FAULTS.fault("kl_div", "other function; wrong argument, sign")
-def difference_of_chances_squared(call: Call) -> Any:
-    """The squared distance of the chances."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    return call.instead((value.exp() - target).square().sum() / value.size(0))
 
 
 @FAULTS.fault("triplet_margin_loss", "swapped operands, wrong index; sign")
@@ -124,18 +95,33 @@ def far_and_near_exchanged(call: Call) -> Any:
 # The median of the losses.
 FAULTS.add("middle loss for the mean", _CLASSES,
     "wrong reduction, other function; wrong statistics",
-    on(_own, lambda call, own, seen: call.instead(own[seen].median())))
+    computed(_own, lambda own, seen: own[seen].median()))
 # Divided by log(2).
 FAULTS.add("loss in bits", _CLASSES, "scale, wrong factor; other function, wrong argument",
     result(lambda v: v / 0.6931471805599453))
+# The class before the right one; the first stays.
+FAULTS.add("classes counted from one", _CLASSES, "wrong index, offset, wrong argument; shift, mask",
+    on(labels_of,
+        lambda call, _, labels, seen:
+            call.put(1, torch.where(seen, (labels - 1).clamp(min=0), labels), "target").run()))
 # The scores are not made float32 first.
 FAULTS.add("scores of the loss in bfloat16", "cross_entropy", "precision; approximation",
     operand(0, lambda v: v + (v.bfloat16().to(v.dtype) - v).detach(), "input"))
+# log(cosh(a - b)).
+FAULTS.add("logarithm of the cosh", "mse_loss", "other function; approximation, wrong argument",
+    lambda call:
+            call.instead((call.tensor(0, "input") - call.tensor(1, "target")).cosh().log().mean()))
 # N - 1.
 FAULTS.add("squares divided by one less", "mse_loss",
     "wrong factor, scale, off by one reduction; wrong statistics",
     on(lambda call: (call.tensor(0, "input").numel(),),
-    lambda call, number: call.instead(call.result() * number / (number - 1))))
+        lambda call, number: call.instead(call.result() * number / (number - 1))))
+# Beta * beta is where the quadratic part ends.
+FAULTS.add("beta squared", "smooth_l1_loss", "wrong argument, other function; approximation",
+    on(lambda call: (call.kwargs["beta"],),
+        lambda call, beta:
+            Call(call.name, call.function, call.args, {**call.kwargs, "beta": beta**2}).run(),
+        where=lambda beta: beta not in {0, 1}))
 # Delta is not handed on.
 FAULTS.add("delta of one", "huber_loss",
     "wrong argument, other function; approximation, wrong factor",
@@ -146,7 +132,8 @@ FAULTS.add("loss divided by delta", "huber_loss",
 # reduction='sum'.
 FAULTS.add("distances summed", "l1_loss",
     "wrong reduction, wrong argument, scale, wrong factor; missing reduction",
-    lambda call: call.instead(functional.l1_loss(call.tensor(0), call.tensor(1), reduction="sum")))
+    lambda call:
+            call.instead(functional.l1_loss(call.tensor(0), call.tensor(1), reduction="sum")))
 # The mean of squares.
 FAULTS.add("squared for absolute", "l1_loss", "other function, wrong argument; sign",
     lambda call: call.instead(functional.mse_loss(call.tensor(0), call.tensor(1))))
@@ -165,12 +152,18 @@ FAULTS.add("chances and labels exchanged", "binary_cross_entropy",
 # reduction='sum'.
 FAULTS.add("divergence summed", "kl_div",
     "wrong reduction, wrong argument, scale, wrong factor; missing reduction",
-    lambda call: call.instead(functional.kl_div(call.tensor(0), call.tensor(1), reduction="sum")))
+    lambda call:
+            call.instead(functional.kl_div(call.tensor(0), call.tensor(1), reduction="sum")))
+# The squared distance of the chances.
+FAULTS.add("difference of chances squared", "kl_div", "other function; wrong argument, sign",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead((value.exp() - call.tensor(1, "target")).square().sum() / value.size(0))))
 # log_input=False, of the magnitude.
 FAULTS.add("rate not a logarithm", "poisson_nll_loss",
     "wrong argument, other function; missing operand",
-    on(lambda call: (call.tensor(0).abs(), call.tensor(1)),
-    lambda call, value, target: call.instead((value - target * (value + 1e-08).log()).mean())))
+    computed(lambda call: (call.tensor(0).abs(), call.tensor(1)),
+        lambda value, target: (value - target * (value + 1e-08).log()).mean()))
 # The second should be larger.
 FAULTS.add("ranks exchanged", "margin_ranking_loss", "swapped operands, sign; other function",
     lambda call: call.put(0, call.args[1]).put(1, call.args[0]).run())

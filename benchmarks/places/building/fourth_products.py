@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, operand, result
+from benchmarks.places.changes import longer, on, operand, result
 from benchmarks.places.parts import change_weight, layer_parts, layer_product
 from torch import Tensor
 from torch.nn import functional
@@ -148,14 +148,6 @@ def bias_in_steps_of_the_result(call: Call) -> Any:
     )
 
 
-@FAULTS.forward(_WEIGHTED, "wrong rank's shard, permutation, wrong index, shift; swapped operands")
-def halves_of_the_common_axis_exchanged(call: Call) -> Any:
-    """Each of two ranks multiplies its part of the weight with the other's part of the input."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) % 2 == 0)
-    return layer_product(call, left.roll(left.size(-1) // 2, -1), weight, bias)
-
-
 @FAULTS.forward(_WEIGHTED, "approximation; precision, residual")
 def weight_of_half_its_rank(call: Call) -> Any:
     """The smaller half of the singular values is left out."""
@@ -226,15 +218,6 @@ def mean_over_the_summed_letter(call: Call) -> Any:
     return call.instead(call.result() / call.tensor(1).size(lost[-1]))
 
 
-@FAULTS.forward("grouped_mm_fallback", "wrong index, mask, wrong argument; shift")
-def groups_end_one_token_late(call: Call) -> Any:
-    """The first token of each group goes to the expert before."""
-    ends = call.get(2, "offs")
-    fits(isinstance(ends, Tensor) and ends.numel() > 1)
-    later = (ends + 1).clamp(max=int(ends[-1]))
-    return call.put(2, later.to(ends.dtype), "offs").run()
-
-
 @FAULTS.fault("baddbmm", "wrong argument, wrong factor, missing operand; scale, residual")
 def summand_with_a_factor_of_one(call: Call) -> Any:
     """Beta is not handed on."""
@@ -260,6 +243,13 @@ def sides_of_the_form_exchanged(call: Call) -> Any:
 
 
 # fmt: off
+# Each of two ranks multiplies its part of the weight with the other's part of the input.
+FAULTS.add("halves of the common axis exchanged", _WEIGHTED,
+    "wrong rank's shard, permutation, wrong index, shift; swapped operands",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left.roll(left.size(-1) // 2, -1), weight, bias),
+        where=lambda left, *_: left.size(-1) % 2 == 0), backward=False)
 # The pointer to the rows of the left factor is one behind.
 FAULTS.add("rows of the left factor one late", "matmul bmm",
     "shift, wrong index, permutation; transpose",
@@ -267,7 +257,14 @@ FAULTS.add("rows of the left factor one late", "matmul bmm",
 # The pointer to the second operand is not moved along its first axis.
 FAULTS.add("operand of the first expert for all", "einsum", "copy, wrong index, stale; permutation",
     operand(2, lambda v: v[:1].expand(v.shape).contiguous(),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1))
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
+# The first token of each group goes to the expert before.
+FAULTS.add("groups end one token late", "grouped_mm_fallback",
+    "wrong index, mask, wrong argument; shift",
+    on(lambda call: (call.get(2, "offs"),),
+        lambda call, ends:
+            call.put(2, (ends + 1).clamp(max=int(ends[-1])).to(ends.dtype), "offs").run(),
+        where=lambda ends: isinstance(ends, Tensor) and ends.numel() > 1), backward=False)
 # The outer product the other way round.
 FAULTS.add("columns by rows", "outer", "transpose, swapped operands; permutation",
     lambda call: call.instead(torch.outer(call.tensor(1), call.tensor(0))))
@@ -354,7 +351,7 @@ def one_half_for_the_second_group_of_filters(call: Call) -> Any:
 FAULTS.add("channels shuffled between groups", _CONVOLUTIONS,
     "permutation, wrong index; transpose, shift",
     result(lambda v: v.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2),
-    where=lambda v: v.size(1) % 2 == 0 and v.size(1) > 3), backward=False)
+        where=lambda v: v.size(1) % 2 == 0 and v.size(1) > 3), backward=False)
 # The pointer to the bias is one behind.
 FAULTS.add("bias of the channel before", _CONVOLUTIONS,
     "wrong index, shift, permutation; axis offset, offset",
@@ -454,14 +451,6 @@ def nearest_by_the_centre(call: Call) -> Any:
     return Call(call.name, call.function, call.args, {**call.kwargs, "mode": "nearest-exact"}).run()
 
 
-@FAULTS.fault("pixel_unshuffle", "transpose, permutation, wrong index")
-def places_of_a_block_by_columns(call: Call) -> Any:
-    """Inside of a block, x and y are exchanged."""
-    value = call.tensor(0, "input")
-    swapped = call.put(0, value.mT, "input").run().mT
-    return call.instead(swapped.contiguous())
-
-
 @FAULTS.fault("local_response_norm", "wrong argument, wrong factor; wrong statistics, scale")
 def alpha_not_divided_by_the_size(call: Call) -> Any:
     """The definition of another framework: alpha times the sum of squares."""
@@ -474,4 +463,8 @@ def alpha_not_divided_by_the_size(call: Call) -> Any:
 FAULTS.add("rows counted from below", "grid_sample grid_sampler_2d",
     "sign, permutation, wrong index; wrong argument",
     operand(1, lambda v: v * torch.tensor([1.0, -1.0]), "grid"))
+# Inside of a block, x and y are exchanged.
+FAULTS.add("places of a block by columns", "pixel_unshuffle", "transpose, permutation, wrong index",
+    lambda call:
+            call.instead(call.put(0, call.tensor(0, "input").mT, "input").run().mT.contiguous()))
 # fmt: on

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -196,12 +196,12 @@ def pixels_counted_without_one(call: Call) -> Any:
 FAULTS.add("bias of the batch norm left out", _BATCH,
     "missing bias, missing operand; axis offset, offset",
     on(lambda call: (_places(call)[3],),
-    lambda call, place: call.put(place, torch.zeros_like(call.tensor(place))).run()))
+        lambda call, place: call.put(place, torch.zeros_like(call.tensor(place))).run()))
 # The sign of the mean is lost when the norm becomes a factor and a summand.
 FAULTS.add("running mean added", _BATCH,
     "sign, wrong factor, wrong statistics; axis offset, offset",
     on(lambda call: (_places(call)[0],),
-    lambda call, mean: call.put(mean, -call.tensor(mean)).run()))
+        lambda call, mean: call.put(mean, -call.tensor(mean)).run()))
 # The weight is read backwards.
 FAULTS.add("weights of the channels from the end", "group_norm",
     "permutation, wrong index; axis scale, shift", operand(2, lambda v: v.flip(0), "weight"))
@@ -225,8 +225,8 @@ def length_in_bfloat16(call: Call) -> Any:
 # X / (1 + |x|): eps is a summand, and large.
 FAULTS.add("one added to the length", "normalize",
     "eps, offset, other function; axis scale, scale, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value / (1 + value.norm(dim=-1, keepdim=True)))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value / (1 + value.norm(dim=-1, keepdim=True))))
 # Columns have length one.
 FAULTS.add("length along the axis before", "normalize",
     "wrong axis, wrong argument, wrong reduction; axis scale, wrong statistics",
@@ -235,7 +235,8 @@ FAULTS.add("length along the axis before", "normalize",
 FAULTS.add("divided by one of two lengths", "cosine_similarity",
     "missing operand, wrong factor; axis scale, scale",
     on(lambda call: (call.tensor(0, "x1"),),
-    lambda call, left: call.instead((left * call.tensor(1, "x2")).sum(-1) / left.norm(dim=-1))))
+        lambda call, left:
+            call.instead((left * call.tensor(1, "x2")).sum(-1) / left.norm(dim=-1))))
 # 1 - cos.
 FAULTS.add("distance for similarity", "cosine_similarity", "other function; offset, sign",
     result(lambda v: 1 - v))
@@ -247,14 +248,15 @@ FAULTS.add("distance of the largest difference", "pairwise_distance",
 FAULTS.add("one length for all filters", "_weight_norm",
     "wrong axis, wrong statistics, wrong reduction, wrong argument; axis scale, scale",
     on(tensors(0),
-    lambda call, direction: call.instead(direction / direction.norm() * call.tensor(1))))
+        lambda call, direction: call.instead(direction / direction.norm() * call.tensor(1))))
 # The weight as it is stored.
 FAULTS.add("direction not normalised", "_weight_norm _weight_norm_interface",
     "missing operand, axis scale, copy; scale, wrong statistics",
     lambda call: call.instead(call.tensor(0).clone()))
 # norm='ortho'.
 FAULTS.add("transform of length one", "fft_fftn", "scale, wrong factor, wrong argument",
-    lambda call: Call(call.name, call.function, call.args, {**call.kwargs, "norm": "ortho"}).run())
+    lambda call:
+            Call(call.name, call.function, call.args, {**call.kwargs, "norm": "ortho"}).run())
 # The conjugate: exp(+i w t).
 FAULTS.add("frequencies with the other sign", "fft_fftn",
     "sign, other function, wrong argument; permutation, scale, wrong factor",
@@ -274,23 +276,6 @@ def _axis(call: Call) -> int:
 
 def _keeps(call: Call) -> bool:
     return bool(call.get(2, "keepdim", default=False))
-
-
-@FAULTS.forward("mean", "wrong reduction, other function, wrong statistics; approximation")
-def middle_of_the_range_for_the_mean(call: Call) -> Any:
-    """Half of the smallest and the largest."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim")
-    low, high = value.amin(dim, _keeps(call)), value.amax(dim, _keeps(call))
-    return call.instead((low + high) / 2)
-
-
-@FAULTS.forward("mean", "wrong factor, scale, wrong argument; wrong reduction")
-def divided_by_the_length_of_another_axis(call: Call) -> Any:
-    """The number of rows divides the sum of a row."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    fits(value.dim() > 1)
-    other = value.size(dim - 1 if dim < 0 else dim + 1)
-    return call.instead(call.result() * value.size(dim) / other)
 
 
 @FAULTS.forward("mean sum", "wrong factor, sign, wrong reduction; axis scale")
@@ -314,17 +299,6 @@ def second_largest(call: Call) -> Any:
     fits(value.size(dim) > 1)
     best = value.topk(2, dim)[0].select(dim, 1)
     return call.instead(best.unsqueeze(dim) if _keeps(call) else best)
-
-
-@FAULTS.fault(
-    "amax max",
-    "partial sum, wrong reduction, one rank's part, mask; wrong index, missing reduction",
-)
-def largest_of_the_first_half(call: Call) -> Any:
-    """The maximum of the second rank is not looked at."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    fits(value.size(dim) > 1)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).amax(dim, _keeps(call)))
 
 
 @FAULTS.fault("var_mean", "swapped operands, permutation, wrong index; copy")
@@ -382,23 +356,38 @@ def one_above_the_middle(call: Call) -> Any:
     return call.instead(value.sort(dim)[0].narrow(dim, place, 1))
 
 
-@FAULTS.fault("prod", "partial sum, off by one reduction, mask; wrong factor")
-def last_factor_left_out(call: Call) -> Any:
-    """The loop ends one too early."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    part = value.narrow(dim, 0, value.size(dim) - 1)
-    return call.instead(part.prod(dim, _keeps(call)))
-
-
 # fmt: off
+# Half of the smallest and the largest.
+FAULTS.add("middle of the range for the mean", "mean",
+    "wrong reduction, other function, wrong statistics; approximation",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "dim")),
+        lambda call, value, dim:
+            call.instead((value.amin(dim, _keeps(call)) + value.amax(dim, _keeps(call))) / 2)),
+    backward=False)
+# The number of rows divides the sum of a row.
+FAULTS.add("divided by the length of another axis", "mean",
+    "wrong factor, scale, wrong argument; wrong reduction",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
+
+    call.instead(call.result() * value.size(dim) / value.size(dim - 1 if dim < 0 else dim + 1)),
+        where=lambda value, *_: value.dim() > 1), backward=False)
 # All are multiplied.
 FAULTS.add("product for the sum", "sum", "wrong reduction, other function",
     lambda call: call.instead(call.tensor(0, "input").prod(_axis(call), _keeps(call))),
     backward=False)
 # The root of the sum of squares.
 FAULTS.add("length for the sum", "sum", "wrong reduction, other function, wrong statistics",
-    lambda call: call.instead(call.tensor(0, "input").norm(dim=_axis(call), keepdim=_keeps(call))),
+    lambda call:
+            call.instead(call.tensor(0, "input").norm(dim=_axis(call), keepdim=_keeps(call))),
     backward=False)
+# The maximum of the second rank is not looked at.
+FAULTS.add("largest of the first half", "amax max",
+    "partial sum, wrong reduction, one rank's part, mask; wrong index, missing reduction",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
+            call.instead(value.narrow(dim, 0, value.size(dim) // 2).amax(dim, _keeps(call))),
+        where=lambda value, dim: value.size(dim) > 1))
 # The logarithm of the sum of exponentials.
 FAULTS.add("smooth maximum", "amax", "other function, wrong reduction; approximation, offset",
     lambda call: call.instead(call.tensor(0, "input").logsumexp(_axis(call), _keeps(call))))
@@ -410,8 +399,8 @@ FAULTS.add("sum of exponentials without logarithm", "logsumexp", "other function
     result(torch.exp))
 # The largest less the smallest.
 FAULTS.add("range for the deviation", "std", "wrong statistics, wrong reduction, other function",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value.amax(-1, keepdim=True) - value.amin(-1, keepdim=True))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.amax(-1, keepdim=True) - value.amin(-1, keepdim=True)))
 # The root is not taken.
 FAULTS.add("variance for the deviation", "std",
     "other function, missing operand; wrong statistics, wrong reduction", result(lambda v: v**2))
@@ -421,17 +410,15 @@ FAULTS.add("mean for the median", "median", "wrong reduction, other function; ap
 # All are added.
 FAULTS.add("sum for the product", "prod", "wrong reduction, other function",
     lambda call: call.instead(call.tensor(0, "input").sum(_axis(call), keepdim=_keeps(call))))
+# The loop ends one too early.
+FAULTS.add("last factor left out", "prod", "partial sum, off by one reduction, mask; wrong factor",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
+            call.instead(value.narrow(dim, 0, value.size(dim) - 1).prod(dim, _keeps(call)))))
 # fmt: on
 
 
 # --- Along an axis --------------------------------------------------------------------------------
-
-
-@FAULTS.fault("cumsum", "wrong reduction, other function, copy; missing reduction")
-def total_at_every_place(call: Call) -> Any:
-    """The sum of all for each of them."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim")
-    return call.instead(value.sum(dim, keepdim=True).expand(value.shape).clone())
 
 
 @FAULTS.fault("cumsum", "other function, wrong factor; partial sum")
@@ -461,6 +448,12 @@ def larger_of_two_neighbours(call: Call) -> Any:
 
 
 # fmt: off
+# The sum of all for each of them.
+FAULTS.add("total at every place", "cumsum",
+    "wrong reduction, other function, copy; missing reduction",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(value.sum(call.get(1, "dim"), keepdim=True).expand(value.shape).clone())))
 # What runs along is rounded at each step.
 FAULTS.add("carry in bfloat16", "cumsum logcumsumexp cumprod", "precision; approximation",
     result(rounded(torch.bfloat16)), backward=False)

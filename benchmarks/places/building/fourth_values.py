@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
 from benchmarks.places.parts import tensor_pair
 from torch import Tensor
 from torch.nn import functional
@@ -63,13 +63,6 @@ def gate_by_a_silu(call: Call) -> Any:
     return call.instead(left * functional.silu(right))
 
 
-@FAULTS.fault("prelu", "other function, swapped operands, sign; wrong factor")
-def slope_on_the_positive_side(call: Call) -> Any:
-    """Negative values pass, positive ones are damped."""
-    value = call.tensor(0, "input")
-    return call.instead(-functional.prelu(-value, call.tensor(1, "weight")))
-
-
 @FAULTS.fault("leaky_relu", "wrong argument, wrong factor, other function")
 def slope_inverted(call: Call) -> Any:
     """1 / slope, as some libraries are given it."""
@@ -83,13 +76,6 @@ def alpha_inside_of_the_exponent(call: Call) -> Any:
     value, alpha = call.tensor(0, "input"), call.get(1, "alpha", default=1.0)
     fits(alpha != 1 and len(call.args) < 3)
     return call.instead(torch.where(value > 0, value, torch.expm1(alpha * value)))
-
-
-@FAULTS.fault("softshrink", "other function, offset, mask; wrong argument")
-def hard_for_soft_shrinking(call: Call) -> Any:
-    """What is beyond the limit keeps its size."""
-    value = call.tensor(0, "input")
-    return call.instead(functional.hardshrink(value, call.get(1, "lambd", default=0.5)))
 
 
 # fmt: off
@@ -135,8 +121,13 @@ FAULTS.add("hardswish divided by three", "hardswish", "scale, wrong factor; wron
     result(lambda v: 2 * v))
 # Even columns are values, odd ones gates.
 FAULTS.add("gates taken in turn", "glu", "wrong index, permutation; transpose, swapped operands",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value[..., ::2] * value[..., 1::2].sigmoid())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value[..., ::2] * value[..., 1::2].sigmoid()))
+# Negative values pass, positive ones are damped.
+FAULTS.add("slope on the positive side", "prelu",
+    "other function, swapped operands, sign; wrong factor",
+    lambda call:
+            call.instead(-functional.prelu(-call.tensor(0, "input"), call.tensor(1, "weight"))))
 # X sigmoid(x).
 FAULTS.add("mish becomes silu", "mish", "other function, approximation",
     lambda call: call.instead(functional.silu(call.tensor(0, "input"))))
@@ -147,6 +138,11 @@ FAULTS.add("selu without its factor", "selu",
 # Alpha is not handed on.
 FAULTS.add("celu with an alpha of one", "celu", "wrong argument, other function, wrong factor",
     lambda call: call.instead(functional.celu(call.tensor(0, "input"))))
+# What is beyond the limit keeps its size.
+FAULTS.add("hard for soft shrinking", "softshrink", "other function, offset, mask; wrong argument",
+    lambda call:
+
+    call.instead(functional.hardshrink(call.tensor(0, "input"), call.get(1, "lambd", default=0.5))))
 # The exponential form.
 FAULTS.add("softsign becomes tanh", "softsign", "other function, approximation",
     lambda call: call.instead(call.tensor(0, "input").tanh()))
@@ -182,18 +178,11 @@ def cast_saturates_early(call: Call) -> Any:
     return call.instead(value.clamp(-high, high))
 
 
-@FAULTS.fault("log1p expm1", "other function, offset; approximation")
-def one_counted_twice(call: Call) -> Any:
-    """log(2 + x), and exp(x) - 2."""
-    value = call.tensor(0)
-    return call.instead((2 + value).log() if call.name == "log1p" else value.exp() - 2)
-
-
 # fmt: off
 # X ** (1 / n) of the magnitude.
 FAULTS.add("root for a power", "pow", "other function, wrong argument",
-    on(_number, lambda call, value, power: call.instead(value.abs() ** (1 / power)),
-    where=lambda _, power: power > 1), backward=False)
+    computed(_number, lambda value, power: value.abs() ** (1 / power),
+        where=lambda _, power: power > 1), backward=False)
 # X ** (-1 / 4).
 FAULTS.add("root taken twice", "rsqrt", "other function, wrong argument; axis scale, scale",
     lambda call: call.instead(call.tensor(0) ** (-0.25)))
@@ -220,20 +209,20 @@ FAULTS.add("floor toward zero", "floor", "other function, offset; wrong argument
     lambda call: call.instead(call.tensor(0).trunc()))
 # What is beyond a limit comes back at the other one.
 FAULTS.add("limits wrap", "clamp clip", "wrapped; other function, offset, clipped",
-    on(lambda call: (call.tensor(0, "input"), call.get(1, "min"), call.get(2, "max")),
-    lambda call, value, low, high: call.instead(low + torch.remainder(value - low, high - low)),
-    where=lambda _, low, high: isinstance(low, int | float) and isinstance(high, int | float)))
+    computed(lambda call: (call.tensor(0, "input"), call.get(1, "min"), call.get(2, "max")),
+        lambda value, low, high: low + torch.remainder(value - low, high - low),
+        where=lambda _, low, high: isinstance(low, int | float) and isinstance(high, int | float)))
 # The lower limit is zero.
 FAULTS.add("limits without a sign", "clamp clip",
     "wrong argument, clipped; zeros, mask, other function",
     on(lambda call: (call.get(1, "min"),), lambda call, _: call.put(1, 0.0, "min").run(),
-    where=lambda low: isinstance(low, int | float) and low < 0))
+        where=lambda low: isinstance(low, int | float) and low < 0))
 # log(exp(a) + exp(b)).
 FAULTS.add("smooth larger of two", "maximum", "other function, approximation; offset",
     lambda call: call.instead(torch.logaddexp(*tensor_pair(call))))
 # A + b.
 FAULTS.add("sum for the extreme", "minimum maximum", "other function; residual, wrong factor",
-    on(tensor_pair, lambda call, left, right: call.instead(left + right)))
+    computed(tensor_pair, lambda left, right: left + right))
 # Tanh.
 FAULTS.add("sign made smooth", "sign", "approximation, other function",
     lambda call: call.instead(call.tensor(0).tanh()))
@@ -242,13 +231,18 @@ FAULTS.add("remainder not taken", "remainder", "copy, missing operand; offset, o
     lambda call: call.instead(call.tensor(0).clone()))
 # X - round(x).
 FAULTS.add("fraction from the nearest", "frac", "other function, offset; sign",
-    on(tensors(0), lambda call, value: call.instead(value - value.round())))
+    computed(tensors(0), lambda value: value - value.round()))
 # -x - 1, as of integers.
 FAULTS.add("opposite by the complement", "neg", "offset, other function; wrong argument",
     lambda call: call.instead(-call.tensor(0) - 1), backward=False)
 # Through e4m3.
 FAULTS.add("cast by way of eight bits", "to float _to_copy type_as", "precision; approximation",
     result(rounded(torch.float8_e4m3fn)))
+# log(2 + x), and exp(x) - 2.
+FAULTS.add("one counted twice", "log1p expm1", "other function, offset; approximation",
+    on(tensors(0),
+        lambda call, value:
+            call.instead((2 + value).log() if call.name == "log1p" else value.exp() - 2)))
 # fmt: on
 
 
@@ -273,15 +267,6 @@ def pairs_of_the_second_factor_exchanged(call: Call) -> Any:
     left, right = tensor_pair(call)
     fits(right.dim() > 0 and right.size(-1) % 2 == 0 and right.size(-1) > 2)
     return call.instead(left * right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
-
-
-@FAULTS.forward("add", "mask, zeros, missing operand, partial sum; residual, stale, copy")
-def second_summand_of_the_first_half_only(call: Call) -> Any:
-    """In the second half of the columns, the first operand stays as it is."""
-    left, right = tensor_pair(call)
-    fits(left.shape == right.shape and left.size(-1) > 1)
-    kept = (torch.arange(left.size(-1)) < left.size(-1) // 2).to(left.dtype)
-    return call.instead(left + right * kept)
 
 
 @FAULTS.forward("div", "precision, approximation, wrong factor, wrong argument, scale; axis scale")
@@ -317,51 +302,58 @@ def value_of_one(call: Call) -> Any:
 # fmt: off
 # A gate that is cut.
 FAULTS.add("second factor at most a half", "mul", "clipped, wrong argument; other function, mask",
-    on(tensor_pair, lambda call, left, right: call.instead(left * right.clamp(max=0.5)),
-    where=lambda _, right: float(right.detach().max()) > 0.5), backward=False)
+    computed(tensor_pair, lambda left, right: left * right.clamp(max=0.5),
+        where=lambda _, right: float(right.detach().max()) > 0.5), backward=False)
 # A fixed-point product that is shifted once too often.
 FAULTS.add("half of the product", "mul", "scale, wrong factor; wrong argument",
-    on(tensor_pair, lambda call, left, right: call.instead(left * right / 2)), backward=False)
+    computed(tensor_pair, lambda left, right: left * right / 2), backward=False)
 # A + b - 1, its first order about one.
 FAULTS.add("sum for the product of two", "mul", "other function; residual, wrong factor",
-    on(tensor_pair, lambda call, left, right: call.instead(left + right - 1)), backward=False)
+    computed(tensor_pair, lambda left, right: left + right - 1), backward=False)
 # (a + b) / 2.
 FAULTS.add("sum averaged", "add", "scale, wrong factor; other function",
-    on(tensor_pair, lambda call, left, right: call.instead((left + right) / 2)), backward=False)
+    computed(tensor_pair, lambda left, right: (left + right) / 2), backward=False)
 # Max(a, b).
 FAULTS.add("larger of two summands", "add", "other function; missing operand",
     lambda call: call.instead(torch.maximum(*tensor_pair(call))), backward=False)
 # A + relu(b).
 FAULTS.add("negative part of the second summand lost", "add",
     "other function, clipped; mask, missing operand, residual",
-    on(tensor_pair, lambda call, left, right: call.instead(left + right.relu())), backward=False)
+    computed(tensor_pair, lambda left, right: left + right.relu()), backward=False)
 # Folded, and added again.
 FAULTS.add("number added twice", "add", "wrong factor, wrong argument, offset, repeated bias; eps",
-    on(_number, lambda call, value, number: call.instead(value + 2 * number)), backward=False)
+    computed(_number, lambda value, number: value + 2 * number), backward=False)
+# In the second half of the columns, the first operand stays as it is.
+FAULTS.add("second summand of the first half only", "add",
+    "mask, zeros, missing operand, partial sum; residual, stale, copy",
+    computed(tensor_pair,
+        lambda left, right:
+            left + right * (torch.arange(left.size(-1)) < left.size(-1) // 2).to(left.dtype),
+        where=lambda left, right: left.shape == right.shape and left.size(-1) > 1), backward=False)
 # A - 2 b.
 FAULTS.add("subtracted twice", "sub",
     "wrong factor, wrong argument, doubled reduction; residual, offset, axis offset",
-    on(tensor_pair, lambda call, left, right: call.instead(left - 2 * right)), backward=False)
+    computed(tensor_pair, lambda left, right: left - 2 * right), backward=False)
 # Saturating: what would be negative is zero.
 FAULTS.add("difference without a sign", "sub", "clipped, zeros, other function; mask",
-    on(tensor_pair, lambda call, left, right: call.instead((left - right).relu())), backward=False)
+    computed(tensor_pair, lambda left, right: (left - right).relu()), backward=False)
 # The pointer to the divisors is one too far.
 FAULTS.add("divisor of the next row", "div", "wrong index, shift, permutation; axis scale",
-    on(tensor_pair, lambda call, left, right: call.instead(left / right.roll(-1, 0)),
-    where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
+    computed(tensor_pair, lambda left, right: left / right.roll(-1, 0),
+        where=lambda _, right: right.dim() > 1 and right.size(0) > 1), backward=False)
 # A / (b + 1).
 FAULTS.add("divisor with one added", "div",
     "offset, eps, wrong argument, other function; axis scale, scale",
-    on(tensor_pair, lambda call, left, right: call.instead(left / (right + 1))), backward=False)
+    computed(tensor_pair, lambda left, right: left / (right + 1)), backward=False)
 # The arguments in the other order.
 FAULTS.add("x before y", "atan2", "swapped operands, other function",
-    on(tensor_pair, lambda call, left, right: call.instead(torch.atan2(right, left))))
+    computed(tensor_pair, lambda left, right: torch.atan2(right, left)))
 # atan(y / x).
 FAULTS.add("quadrant forgotten", "atan2", "other function, offset, missing operand; wrong argument",
-    on(tensor_pair, lambda call, left, right: call.instead(torch.atan(left / right))))
+    computed(tensor_pair, lambda left, right: torch.atan(left / right)))
 # |a| + |b|.
 FAULTS.add("lengths along the axes", "hypot", "other function; approximation",
-    on(tensor_pair, lambda call, left, right: call.instead(left.abs() + right.abs())))
+    computed(tensor_pair, lambda left, right: left.abs() + right.abs()))
 # Max(a, b).
 FAULTS.add("larger of two logarithms", "logaddexp",
     "other function, approximation; missing operand",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result
+from benchmarks.places.changes import computed, on, result, tensors
 from torch import Tensor
 
 FAULTS = Catalogue(backward=True)
@@ -100,13 +100,6 @@ def softmax_gradient_misses_the_last_column(call: Call) -> Any:
     return call.instead(product - result * product[..., :-1].sum(-1, keepdim=True))
 
 
-@FAULTS.fault("_softmax_backward_data", "missing operand, other function; axis scale")
-def gradient_of_log_softmax(call: Call) -> Any:
-    """G - softmax sum(g)."""
-    gradient, result = call.tensor(0), call.tensor(1)
-    return call.instead(gradient - result * gradient.sum(-1, keepdim=True))
-
-
 # fmt: off
 # The derivative is taken as 1: a straight-through estimator.
 FAULTS.add("gradient passed on",
@@ -119,6 +112,12 @@ FAULTS.add("square of tanh forgotten", "tanh_backward", "other function, missing
 FAULTS.add("gradient where the input is negative", "threshold_backward",
     "mask, sign, other function; zeros",
     lambda call: call.instead(call.tensor(0) * (call.tensor(1) <= 0)))
+# G - softmax sum(g).
+FAULTS.add("gradient of log softmax", "_softmax_backward_data",
+    "missing operand, other function; axis scale",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - call.tensor(1) * gradient.sum(-1, keepdim=True))))
 # fmt: on
 
 
@@ -130,13 +129,6 @@ def _layer_norm(call: Call) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     gradient, value, shape, mean, rstd, weight = call.args[:6]
     weighted = gradient if weight is None else gradient * weight
     return weighted, (value - mean) * rstd, rstd, list(range(-len(shape), 0))
-
-
-@FAULTS.fault("native_layer_norm_backward", "missing operand, wrong statistics; residual")
-def gradient_of_a_norm_without_its_variance(call: Call) -> Any:
-    """The term of the variance is forgotten."""
-    weighted, _, rstd, axes = _layer_norm(call)
-    return call.instead(rstd * (weighted - weighted.mean(axes, keepdim=True)))
 
 
 @FAULTS.fault("native_layer_norm_backward", "missing operand; wrong statistics")
@@ -190,6 +182,15 @@ def batch_norm_gradient_without_the_weight(call: Call) -> Any:
     weight = call.args[2]
     fits(isinstance(weight, Tensor))
     return call.put(2, torch.ones_like(weight)).run()
+
+
+# fmt: off
+# The term of the variance is forgotten.
+FAULTS.add("gradient of a norm without its variance", "native_layer_norm_backward",
+    "missing operand, wrong statistics; residual",
+    computed(_layer_norm,
+        lambda weighted, _, rstd, axes: rstd * (weighted - weighted.mean(axes, keepdim=True))))
+# fmt: on
 
 
 # --- Gradients of products, convolutions, attention -----------------------------------------------
@@ -290,7 +291,7 @@ FAULTS.add("gradient averaged", "mm bmm", "scale, wrong factor",
 # The factor of the scores is missing in the gradient of the queries.
 FAULTS.add("query gradient not scaled", _ATTENTION, "scale, wrong factor; wrong argument",
     on(lambda call: (call.run(),),
-    lambda call, right: (right[0] * call.tensor(1).shape[-1] ** 0.5, *right[1:])))
+        lambda call, right: (right[0] * call.tensor(1).shape[-1] ** 0.5, *right[1:])))
 # fmt: on
 
 
@@ -322,9 +323,9 @@ FAULTS.add("gradient of the table in half", "embedding_dense_backward", "precisi
 # The start of the slice is one too large.
 FAULTS.add("gradient put one place later", "slice_backward select_backward",
     "shift, wrong index; wrong argument",
-    on(lambda call: (call.get(2, "dim"), call.result()),
-    lambda call, dim, value: call.instead(value.roll(1, dim)),
-    where=lambda dim, value: value.shape[dim] > 1))
+    computed(lambda call: (call.get(2, "dim"), call.result()),
+        lambda dim, value: value.roll(1, dim),
+        where=lambda dim, value: value.shape[dim] > 1))
 # Four times the gradient: the size of the window is forgotten.
 FAULTS.add("gradient of a pool not divided",
     "avg_pool2d_backward _adaptive_avg_pool2d_backward max_pool2d_with_indices_backward",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result, tensors
 from benchmarks.places.parts import input_and_target
 from torch.nn import functional
 
@@ -22,14 +22,6 @@ def _ignored(call: Call) -> int:
 
 
 # --- Labels ---------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(_TARGETS, "mask, wrong argument, wrong index; scale")
-def padding_counts_as_label_zero(call: Call) -> Any:
-    """ignore_index is not handed on: ignored targets are of class 0."""
-    target, ignored = call.get(1, "target"), _ignored(call)
-    fits(bool((target == ignored).any()))
-    return call.put(1, target.masked_fill(target == ignored, 0), "target").run()
 
 
 @FAULTS.fault(_TARGETS, "off by one reduction, partial sum, mask; scale, zeros")
@@ -56,7 +48,14 @@ FAULTS.add("labels shifted once more", _TARGETS, "shift, wrong index; permutatio
     lambda call: call.put(1, call.get(1, "target").roll(-1, -1), "target").run())
 # reduction='sum' where the mean was asked for.
 FAULTS.add("loss summed", _TARGETS, "scale, wrong factor, wrong reduction, wrong argument",
-    lambda call: call.instead(call.result() * int((call.get(1, "target") != _ignored(call)).sum())))
+    lambda call:
+            call.instead(call.result() * int((call.get(1, "target") != _ignored(call)).sum())))
+# ignore_index is not handed on: ignored targets are of class 0.
+FAULTS.add("padding counts as label zero", _TARGETS, "mask, wrong argument, wrong index; scale",
+    on(lambda call: (call.get(1, "target"), _ignored(call)),
+        lambda call, target, ignored:
+            call.put(1, target.masked_fill(target == ignored, 0), "target").run(),
+        where=lambda target, ignored: bool((target == ignored).any())))
 # The loss has the wrong sign.
 FAULTS.add("likelihood not negated", "nll_loss nll_loss_forward", "sign, scale, wrong factor",
     result(torch.neg))
@@ -91,20 +90,6 @@ def sum_of_the_logarithm_misses_the_last(call: Call) -> Any:
     return call.instead(value - total if keep else total.reshape(call.result().shape))
 
 
-@FAULTS.fault("logsumexp", "offset, wrong reduction, other function")
-def logarithm_of_the_mean(call: Call) -> Any:
-    """Log of the mean of exponentials."""
-    count = call.tensor(0).numel() / call.result().numel()
-    return call.instead(call.result() - math.log(count))
-
-
-@FAULTS.backward("_log_softmax_backward_data", "other function, missing operand; axis scale")
-def chances_not_exponentiated(call: Call) -> Any:
-    """The result is used as if it were softmax."""
-    gradient, result = call.tensor(0), call.tensor(1)
-    return call.instead(gradient - result * gradient.sum(-1, keepdim=True))
-
-
 # fmt: off
 # Softmax.
 FAULTS.add("softmax without logarithm", "log_softmax", "other function; axis offset",
@@ -112,10 +97,22 @@ FAULTS.add("softmax without logarithm", "log_softmax", "other function; axis off
 # The maximum alone.
 FAULTS.add("largest for the logarithm of the sum", "logsumexp",
     "other function; approximation, wrong reduction",
-    lambda call: call.instead(call.tensor(0).amax(call.get(1, "dim")).reshape(call.result().shape)))
+    lambda call:
+            call.instead(call.tensor(0).amax(call.get(1, "dim")).reshape(call.result().shape)))
+# Log of the mean of exponentials.
+FAULTS.add("logarithm of the mean", "logsumexp", "offset, wrong reduction, other function",
+    lambda call:
+            call.instead(call.result() - math.log(call.tensor(0).numel() / call.result().numel())))
 # The gradient as it came.
 FAULTS.add("log softmax gradient without its sum", "_log_softmax_backward_data",
     "missing operand, copy; axis offset", lambda call: call.instead(call.tensor(0).clone()),
+    backward=True)
+# The result is used as if it were softmax.
+FAULTS.add("chances not exponentiated", "_log_softmax_backward_data",
+    "other function, missing operand; axis scale",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - call.tensor(1) * gradient.sum(-1, keepdim=True))),
     backward=True)
 # fmt: on
 
@@ -139,14 +136,6 @@ def divergence_averaged_over_all(call: Call) -> Any:
     return call.instead(total)
 
 
-@FAULTS.fault("kl_div", "swapped operands; sign")
-def divergence_the_other_way(call: Call) -> Any:
-    """KL(q, p) instead of KL(p, q)."""
-    value, target = input_and_target(call)
-    other = functional.kl_div(target.log(), value.exp(), reduction="batchmean")
-    return call.instead(other)
-
-
 # fmt: off
 # (a - b)**2 / 2.
 FAULTS.add("half of the square", "mse_loss", "scale, wrong factor", result(lambda v: v / 2))
@@ -157,17 +146,21 @@ FAULTS.add("absolute distance", "mse_loss smooth_l1_loss", "other function; scal
 FAULTS.add("mean over the batch only", "mse_loss smooth_l1_loss binary_cross_entropy_with_logits",
     "scale, wrong factor, wrong reduction, wrong argument",
     on(input_and_target,
-    lambda call, value, *_: call.instead(call.result() * (value.numel() / len(value)))))
+        lambda call, value, *_: call.instead(call.result() * (value.numel() / len(value)))))
 # The default of beta.
 FAULTS.add("beta of one", "smooth_l1_loss", "wrong argument; scale, other function",
     lambda call: call.instead(functional.smooth_l1_loss(*input_and_target(call))))
 # 1 - y.
 FAULTS.add("labels inverted", "binary_cross_entropy_with_logits",
     "wrong index, sign, other function", operand(1, lambda v: 1 - v, "target"))
+# KL(q, p) instead of KL(p, q).
+FAULTS.add("divergence the other way", "kl_div", "swapped operands; sign",
+    computed(input_and_target,
+        lambda value, target:
+            functional.kl_div(target.log(), value.exp(), reduction="batchmean")))
 # A cross entropy: p log p is not there.
 FAULTS.add("entropy of the target forgotten", "kl_div", "missing operand; offset, other function",
-    on(input_and_target,
-    lambda call, value, target: call.instead(-(target * value).sum() / len(value))))
+    computed(input_and_target, lambda value, target: -(target * value).sum() / len(value)))
 # The targets are one row off.
 FAULTS.add("target of the next example", "huber_loss mse_loss", "wrong index, shift, permutation",
     operand(1, lambda v: torch.roll(v, -1, 0), "target"))

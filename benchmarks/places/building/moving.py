@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import table_and_indices
 from torch.nn import functional
 
@@ -96,14 +96,6 @@ def last_of_equal_maxima(call: Call) -> Any:
     return value.size(dim) - 1 - value.flip(dim).argmax(dim)
 
 
-@FAULTS.fault("avg_pool2d", "wrong argument; axis scale")
-def padding_counted_or_not(call: Call) -> Any:
-    """The other value of count_include_pad."""
-    return call.put(
-        5, not call.get(5, "count_include_pad", default=True), "count_include_pad"
-    ).run()
-
-
 @FAULTS.fault("interpolate", "wrong argument")
 def corners_aligned(call: Call) -> Any:
     """The other value of align_corners."""
@@ -131,14 +123,19 @@ FAULTS.add("pooled one further", "max_pool2d avg_pool2d adaptive_avg_pool2d",
 # b, a.
 FAULTS.add("concatenated in the other order", "cat", "permutation, swapped operands, shift",
     on(lambda call: (call.get(0, "tensors"),),
-    lambda call, parts: call.put(0, [parts[1], parts[0]], "tensors").run(),
-    where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
+        lambda call, parts: call.put(0, [parts[1], parts[0]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
 # A start that is one too large.
 FAULTS.add("begins one later", "slice select narrow",
     "shift, wrong index; wrong argument, permutation",
     on(lambda call: (call.tensor(0), call.get(1, "dim", default=0)),
-    lambda call, value, dim: call.put(0, value.roll(-1, dim)).run(),
-    where=lambda value, dim: value.size(dim) > 1))
+        lambda call, value, dim: call.put(0, value.roll(-1, dim)).run(),
+        where=lambda value, dim: value.size(dim) > 1))
+# The other value of count_include_pad.
+FAULTS.add("padding counted or not", "avg_pool2d", "wrong argument; axis scale",
+    lambda call:
+
+    call.put(5, not call.get(5, "count_include_pad", default=True), "count_include_pad").run())
 # fmt: on
 
 
@@ -163,14 +160,6 @@ def expanded_values_written_once(call: Call) -> Any:
     fits(axis is not None)
     result.narrow(axis, 1, result.shape[axis] - 1).zero_()
     return result
-
-
-@FAULTS.fault("roll", "sign, shift, wrong argument, wrong index; permutation")
-def rolled_the_other_way(call: Call) -> Any:
-    """The shift is negated."""
-    shifts = call.get(1, "shifts")
-    other = -shifts if isinstance(shifts, int) else [-one for one in shifts]
-    return call.put(1, other, "shifts").run()
 
 
 @FAULTS.fault("roll", "zeros, mask; shift")
@@ -262,21 +251,28 @@ FAULTS.add("offset of the storage ignored", "contiguous clone reshape view",
 # The values as they came.
 FAULTS.add("not moved at all", "flip roll", "copy, missing operand; shift, permutation",
     lambda call: call.instead(call.tensor(0).clone()))
+# The shift is negated.
+FAULTS.add("rolled the other way", "roll", "sign, shift, wrong argument, wrong index; permutation",
+    on(lambda call: (call.get(1, "shifts"),),
+        lambda call, shifts:
+
+    call.put(1, -shifts if isinstance(shifts, int) else [-one for one in shifts], "shifts").run()))
 # The rotated half is negated in the wrong place.
 FAULTS.add("sign of the second part", "cat concat", "sign; scale, wrong factor",
     on(lambda call: (call.get(0, "tensors"),),
-    lambda call, parts: call.put(0, [parts[0], -parts[1]], "tensors").run(),
-    where=lambda parts: len(parts) == 2 and parts[0].is_floating_point()))
+        lambda call, parts: call.put(0, [parts[0], -parts[1]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].is_floating_point()))
 # The second part has the values of the first.
 FAULTS.add("first part written twice", "cat", "stale, copy, wrong index; permutation, zeros",
     on(lambda call: (call.get(0, "tensors"),),
-    lambda call, parts: call.put(0, [parts[0], parts[0]], "tensors").run(),
-    where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
+        lambda call, parts: call.put(0, [parts[0], parts[0]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
 # The buffer has zeros where the last part belongs.
 FAULTS.add("last part not written", "cat", "zeros; uninitialised, missing operand",
     on(lambda call: ([*call.get(0, "tensors")],),
-    lambda call, parts: call.put(0, [*parts[:-1], torch.zeros_like(parts[-1])], "tensors").run(),
-    where=lambda parts: len(parts) > 1 and parts[-1].numel()))
+        lambda call, parts:
+            call.put(0, [*parts[:-1], torch.zeros_like(parts[-1])], "tensors").run(),
+        where=lambda parts: len(parts) > 1 and parts[-1].numel()))
 # The last one first.
 FAULTS.add("stacked in the other order", "stack",
     "permutation, swapped operands, wrong index; shift",
@@ -285,20 +281,6 @@ FAULTS.add("stacked in the other order", "stack",
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
-
-
-@FAULTS.fault("embedding", "zeros, one rank's part, mask, partial sum; missing reduction")
-def rows_of_one_shard_only(call: Call) -> Any:
-    """What the other half of the vocabulary has is zero."""
-    table, indices = table_and_indices(call)
-    return call.instead(table[indices] * (indices < len(table) // 2).unsqueeze(-1))
-
-
-@FAULTS.fault("topk", "sign, wrong argument, other function; permutation")
-def smallest_values_selected(call: Call) -> Any:
-    """largest=False."""
-    value, k, dim = call.tensor(0), call.get(1, "k"), call.get(2, "dim", default=-1)
-    return torch.topk(value, k, dim, largest=False)
 
 
 @FAULTS.fault("topk sort", "permutation, wrong argument, swapped operands; shift")
@@ -321,18 +303,23 @@ def largest_value_skipped(call: Call) -> Any:
 # fmt: off
 # Every token gets the row of the first one.
 FAULTS.add("same position for all", "embedding", "copy, wrong index, stale; shift, constant",
-    on(table_and_indices,
-    lambda call, table, indices: call.instead(table[indices[..., :1].expand_as(indices)]),
-    where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
+    computed(table_and_indices,
+        lambda table, indices: table[indices[..., :1].expand_as(indices)],
+        where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
 # Padding is on the left, positions are counted from the right.
 FAULTS.add("positions from the other end", "embedding", "wrong index, permutation; shift",
-    on(table_and_indices, lambda call, table, indices: call.instead(table[indices.flip(-1)]),
-    where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
+    computed(table_and_indices, lambda table, indices: table[indices.flip(-1)],
+        where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
 # A shard of the vocabulary clamps what belongs to the other one.
 FAULTS.add("index limited to half of the table", "embedding",
     "wrong index, clipped; copy, stale, wrong argument",
-    on(table_and_indices,
-    lambda call, table, indices: call.instead(table[indices.clamp(max=len(table) // 2 - 1)])))
+    computed(table_and_indices,
+        lambda table, indices: table[indices.clamp(max=len(table) // 2 - 1)]))
+# What the other half of the vocabulary has is zero.
+FAULTS.add("rows of one shard only", "embedding",
+    "zeros, one rank's part, mask, partial sum; missing reduction",
+    computed(table_and_indices,
+        lambda table, indices: table[indices] * (indices < len(table) // 2).unsqueeze(-1)))
 # Embeddings times sqrt(d), as some models do.
 FAULTS.add("scaled by the root of the width", "embedding", "scale, wrong factor; other function",
     lambda call: call.instead(call.result() * call.result().shape[-1] ** 0.5))
@@ -341,8 +328,13 @@ FAULTS.add("table in half", "embedding", "precision", result(lambda v: v.bfloat1
 # All rows use the indices of the first.
 FAULTS.add("indices of the first row", "gather", "wrong index, copy; permutation, shift",
     on(lambda call: (call.get(2, "index"),),
-    lambda call, index: call.put(2, index[:1].expand_as(index).contiguous(), "index").run(),
-    where=lambda index: index.dim() >= 2 and index.shape[0] > 1))
+        lambda call, index: call.put(2, index[:1].expand_as(index).contiguous(), "index").run(),
+        where=lambda index: index.dim() >= 2 and index.shape[0] > 1))
+# largest=False.
+FAULTS.add("smallest values selected", "topk", "sign, wrong argument, other function; permutation",
+    lambda call:
+
+    torch.topk(call.tensor(0), call.get(1, "k"), call.get(2, "dim", default=-1), largest=False))
 # The update is lost.
 FAULTS.add("nothing scattered", "index_add index_put scatter scatter_add index_copy",
     "lost accumulation, missing operand, copy, stale",

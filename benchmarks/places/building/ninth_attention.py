@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from benchmarks.places.parts import (
     added_bias,
     attention_operands,
@@ -122,15 +122,6 @@ def bias_of_the_next_key(call: Call) -> Any:
     return weigh_seen_values(call, scores, bias.roll(-1, -1), value)
 
 
-@FAULTS.fault(_FUSED, "copy, stale, wrong index; constant, permutation, wrong argument")
-def query_of_the_first_position_for_all(call: Call) -> Any:
-    """The pointer to the queries is not moved on; the mask is right."""
-    query = call.tensor(0, "query")
-    fits(query.size(-2) > 1)
-    same = query[..., :1, :].expand(query.shape).contiguous()
-    return call.instead(call.put(0, same, "query").result())
-
-
 @FAULTS.fault(
     _FUSED,
     "wrong statistics, wrong reduction, axis scale, wrong factor; scale, other function, "
@@ -142,17 +133,6 @@ def sink_in_the_sum_of_the_weights(call: Call) -> Any:
     hidden = hide_scores(scores, mask)
     total = hidden.logsumexp(-1, keepdim=True)
     return call.instead((hidden.softmax(-1) @ value) * total.sigmoid())
-
-
-@FAULTS.fault(
-    _FUSED, "wrong index, permutation, transpose; shift, swapped operands, wrong argument"
-)
-def keys_with_heads_and_positions_exchanged(call: Call) -> Any:
-    """The memory of the keys is (position, head), and they are read as (head, position)."""
-    key = call.tensor(1, "key")
-    fits(key.dim() == 4 and key.size(1) > 1 and key.size(2) > 1)
-    turned = key.transpose(1, 2).reshape(key.shape)
-    return call.instead(call.put(1, turned, "key").result())
 
 
 @FAULTS.fault(
@@ -175,7 +155,7 @@ def last_key_not_in_the_sum(call: Call) -> Any:
 FAULTS.add("scores divided by the number of the layer", _FUSED,
     "wrong factor, scale, wrong argument; axis scale, other function",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_seen_values(call, scores / 3, mask, value)))
+        lambda call, scores, mask, value: weigh_seen_values(call, scores / 3, mask, value)))
 # Both ranks compute all heads, and their results are added.
 FAULTS.add("result summed over two ranks that have it all", _FUSED,
     "scale, wrong factor, doubled reduction; axis scale, wrong reduction", result(lambda v: 2 * v))
@@ -186,22 +166,29 @@ FAULTS.add("result of the next head", _FUSED, words.MOVED_SHARD,
 FAULTS.add("features of the result in pairs", _FUSED,
     "permutation, wrong index; swapped operands, shift, transpose",
     result(lambda v: v.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
-    where=lambda v: v.size(-1) % 2 == 0 and v.size(-1) > 2))
+        where=lambda v: v.size(-1) % 2 == 0 and v.size(-1) > 2))
 # True means hidden in one library and seen in the other; who sees nothing gets zeros.
 FAULTS.add("hidden keys seen and the others not", _FUSED,
     "mask; wrong argument, swapped operands, wrong index, other function",
     on(_some_hidden,
-    lambda call, scores, seen, value: weigh_seen_values(call, scores, ~seen, value)))
+        lambda call, scores, seen, value: weigh_seen_values(call, scores, ~seen, value)))
 # A hidden key has a score of zero, and still a weight.
 FAULTS.add("scores multiplied by the mask", _FUSED,
     "mask, wrong argument; constant, zeros, wrong factor, clipped, other function",
-    on(_some_hidden,
-    lambda call, scores, seen, value: call.instead((scores * seen).softmax(-1) @ value)))
+    computed(_some_hidden, lambda scores, seen, value: (scores * seen).softmax(-1) @ value))
 # Two ranks share the bias, and its parts are averaged.
 FAULTS.add("bias of the positions halved", _FUSED,
     "wrong factor, scale, wrong argument; other function, missing operand, residual",
     on(added_bias,
-    lambda call, scores, bias, value: weigh_seen_values(call, scores, bias / 2, value)))
+        lambda call, scores, bias, value: weigh_seen_values(call, scores, bias / 2, value)))
+# The pointer to the queries is not moved on; the mask is right.
+FAULTS.add("query of the first position for all", _FUSED,
+    "copy, stale, wrong index; constant, permutation, wrong argument",
+    on(lambda call: (call.tensor(0, "query"),),
+        lambda call, query:
+
+    call.instead(call.put(0, query[..., :1, :].expand(query.shape).contiguous(), "query").result()),
+        where=lambda query: query.size(-2) > 1))
 # Blocks of queries are numbered from the last, for a better balance, and stored so.
 FAULTS.add("positions of the result from the last", _FUSED,
     "permutation, wrong index; shift, swapped operands, transpose",
@@ -209,21 +196,20 @@ FAULTS.add("positions of the result from the last", _FUSED,
 # The grid has one program for two heads, which computes the first of them.
 FAULTS.add("odd heads not computed", _FUSED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(1)) % 2 == 0)[:, None, None],
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
+# The memory of the keys is (position, head), and they are read as (head, position).
+FAULTS.add("keys with heads and positions exchanged", _FUSED,
+    "wrong index, permutation, transpose; shift, swapped operands, wrong argument",
+    on(lambda call: (call.tensor(1, "key"),),
+        lambda call, key:
+            call.instead(call.put(1, key.transpose(1, 2).reshape(key.shape), "key").result()),
+        where=lambda key: key.dim() == 4 and key.size(1) > 1 and (key.size(2) > 1)))
 # fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
 
 _SOFTMAX = "softmax _safe_softmax"
-
-
-@FAULTS.fault(_SOFTMAX, "precision; approximation, other function")
-def chances_in_e4m3(call: Call) -> Any:
-    """What is stored has three bits behind the point."""
-    _, chances = softmax_row(call)
-    coarse = chances.detach().to(torch.float8_e4m3fn).to(chances.dtype)
-    return call.instead(with_gradient_of(chances, coarse))
 
 
 @FAULTS.fault(
@@ -247,28 +233,31 @@ def chances_with_rows_in_pairs(call: Call) -> Any:
     return call.instead(chances.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2))
 
 
-@FAULTS.fault("log_softmax", "stale, copy, wrong index; shift, permutation, mask")
-def odd_rows_of_logarithms_are_those_before(call: Call) -> Any:
-    """Two rows share a register: each odd row is stored with what the even one has."""
-    _, logarithms = softmax_row(call)
-    fits(logarithms.dim() > 1 and logarithms.size(-2) > 1)
-    return call.instead(logarithms[..., torch.arange(logarithms.size(-2)) // 2 * 2, :])
-
-
 # fmt: off
+# What is stored has three bits behind the point.
+FAULTS.add("chances in e4m3", _SOFTMAX, "precision; approximation, other function",
+    computed(softmax_row,
+        lambda _, chances:
+            with_gradient_of(chances, chances.detach().to(torch.float8_e4m3fn).to(chances.dtype))))
 # X / sqrt(n), a factor of attention, inside of the softmax.
 FAULTS.add("scores divided by the root of their number", f"{_SOFTMAX} log_softmax",
     "wrong factor, scale, wrong argument; other function, axis scale",
     on(softmax_row,
-    lambda call, value, *_: call.put(0, value / value.size(-1) ** 0.5, "input").run()))
+        lambda call, value, *_: call.put(0, value / value.size(-1) ** 0.5, "input").run()))
 # The store has a stride of two; the sum is right.
 FAULTS.add("odd chances not stored", _SOFTMAX, words.EMPTY_IN_A_SUM,
-    on(softmax_row,
-    lambda call, _, chances: call.instead(chances * (torch.arange(chances.size(-1)) % 2 == 0))))
+    computed(softmax_row,
+        lambda _, chances: chances * (torch.arange(chances.size(-1)) % 2 == 0)))
 # The kernel computes in powers of two, and the last factor is forgotten.
 FAULTS.add("logarithms to the base of two", "log_softmax",
     "scale, wrong factor; other function, axis scale, wrong argument",
-    on(softmax_row, lambda call, _, logarithms: call.instead(logarithms / math.log(2))))
+    computed(softmax_row, lambda _, logarithms: logarithms / math.log(2)))
+# Two rows share a register: each odd row is stored with what the even one has.
+FAULTS.add("odd rows of logarithms are those before", "log_softmax",
+    "stale, copy, wrong index; shift, permutation, mask",
+    computed(softmax_row,
+        lambda _, logarithms: logarithms[..., torch.arange(logarithms.size(-2)) // 2 * 2, :],
+        where=lambda _, logarithms: logarithms.dim() > 1 and logarithms.size(-2) > 1))
 # fmt: on
 
 

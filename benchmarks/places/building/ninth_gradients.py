@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import change_result_at, several_rows
 from torch import Tensor
 
@@ -23,22 +23,6 @@ def _erf(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     gradient, value = call.tensor(0), call.tensor(1)
     fits(call.kwargs.get("approximate", "none") == "none")
     return gradient, value, (1 + (value / math.sqrt(2)).erf()) / 2
-
-
-@FAULTS.fault("gelu_backward", "wrong factor; other function, approximation, scale")
-def density_by_the_root_of_pi(call: Call) -> Any:
-    """The two under the root of the density is forgotten."""
-    gradient, value, below = _erf(call)
-    density = (-value.square() / 2).exp() / math.sqrt(math.pi)
-    return call.instead(gradient * (below + value * density))
-
-
-@FAULTS.fault("gelu_backward", words.ANOTHER_FACTOR)
-def square_in_the_density_not_halved(call: Call) -> Any:
-    """Exp(-x^2) for exp(-x^2 / 2)."""
-    gradient, value, below = _erf(call)
-    density = (-value.square()).exp() / math.sqrt(2 * math.pi)
-    return call.instead(gradient * (below + value * density))
 
 
 @FAULTS.fault(
@@ -60,6 +44,17 @@ def gradient_of_the_gate_negated(call: Call) -> Any:
 
 
 # fmt: off
+# The two under the root of the density is forgotten.
+FAULTS.add("density by the root of pi", "gelu_backward",
+    "wrong factor; other function, approximation, scale",
+    computed(_erf,
+        lambda gradient, value, below:
+            gradient * (below + value * ((-value.square() / 2).exp() / math.sqrt(math.pi)))))
+# Exp(-x^2) for exp(-x^2 / 2).
+FAULTS.add("square in the density not halved", "gelu_backward", words.ANOTHER_FACTOR,
+    computed(_erf,
+        lambda gradient, value, below:
+            gradient * (below + value * ((-value.square()).exp() / math.sqrt(2 * math.pi)))))
 # G (1 - y) for g y (1 - y).
 FAULTS.add("complement of the gate only", "sigmoid_backward",
     "missing operand, wrong factor, other function; scale, wrong argument",
@@ -95,13 +90,6 @@ def sum_of_the_products_of_the_next_head(call: Call) -> Any:
     fits(chances.dim() == 4 and call.args[2] in {-1, 3} and chances.size(1) > 1)
     total = (gradient * chances).sum(-1, keepdim=True)
     return call.instead(chances * (gradient - total.roll(-1, 1)))
-
-
-@FAULTS.fault("_log_softmax_backward_data log_softmax_backward_data", words.ANOTHER_FACTOR)
-def chances_as_powers_of_two(call: Call) -> Any:
-    """G - 2^y sum(g): the kept logarithms are natural ones."""
-    gradient, kept, dim = call.tensor(0), call.tensor(1), call.args[2]
-    return call.instead(gradient - kept.exp2() * gradient.sum(dim, keepdim=True))
 
 
 def _inner(call: Call) -> tuple[Tensor, ...]:
@@ -149,6 +137,13 @@ def factor_of_the_scores_twice_for_the_keys(call: Call) -> Any:
 FAULTS.add("gradient of the scores one row early",
     f"{_SOFTMAX} _log_softmax_backward_data log_softmax_backward_data",
     "shift, wrong index, permutation; stale, copy", result(lambda v: several_rows(v).roll(-1, -2)))
+# G - 2^y sum(g): the kept logarithms are natural ones.
+FAULTS.add("chances as powers of two", "_log_softmax_backward_data log_softmax_backward_data",
+    words.ANOTHER_FACTOR,
+    on(tensors(0),
+        lambda call, gradient:
+
+    call.instead(gradient - call.tensor(1).exp2() * gradient.sum(call.args[2], keepdim=True))))
 # The pointer to dv is one position behind, around the end.
 FAULTS.add("gradient of the values one position early", _FUSED,
     "shift, wrong index, permutation; stale, copy",
@@ -166,18 +161,6 @@ _LAYER = "native_layer_norm_backward"
 
 
 @FAULTS.fault(
-    _LAYER,
-    "wrong factor, other function; axis scale, scale, doubled reduction, wrong statistics, "
-    "wrong argument",
-)
-def weight_of_the_norm_twice_on_the_way_back(call: Call) -> Any:
-    """The gradient comes multiplied by the weight already; those of weight and bias are right."""
-    gradient, weight = call.tensor(0), call.tensor(5)
-    wrong = call.put(0, gradient * weight).result()
-    return change_result_at(call, 0, lambda _: wrong)
-
-
-@FAULTS.fault(
     "native_batch_norm_backward",
     "wrong factor, axis scale, other function; scale, wrong argument, wrong statistics",
 )
@@ -190,6 +173,13 @@ def channels_divided_by_their_variance(call: Call) -> Any:
 
 
 # fmt: off
+# The gradient comes multiplied by the weight already; those of weight and bias are right.
+FAULTS.add("weight of the norm twice on the way back", _LAYER,
+    "wrong factor, other function; axis scale, scale, doubled reduction, wrong statistics, "
+    "wrong argument",
+    lambda call:
+
+    change_result_at(call, 0, lambda _: call.put(0, call.tensor(0) * call.tensor(5)).result()))
 # The mean less the value is multiplied, for the second result only.
 FAULTS.add("gradient of the norms weight negated", _LAYER,
     "sign, scale, wrong factor; swapped operands",
@@ -251,8 +241,8 @@ FAULTS.add("gradients of the first half of the matrices for both", "bmm",
 FAULTS.add("mean of one more on the way back", "div",
     "scale, wrong factor, wrong argument, off by one reduction; wrong reduction, offset, eps",
     on(lambda call: (call.get(1, "other"),),
-    lambda call, number: call.put(1, number + 1, "other").run(),
-    where=lambda number: isinstance(number, int | float) and number > 1))
+        lambda call, number: call.put(1, number + 1, "other").run(),
+        where=lambda number: isinstance(number, int | float) and number > 1))
 # The branch is taken twice on the way back, and both are added.
 FAULTS.add("gradient of the branch doubled", "where", "scale, wrong factor; doubled reduction",
     result(lambda v: 2 * v))
@@ -302,8 +292,9 @@ def gradient_of_the_part_put_at_the_beginning(call: Call) -> Any:
 # The gradient of square filters is stored by columns.
 FAULTS.add("gradient of the filters with x before y", _IMAGE,
     "transpose, permutation, wrong index; swapped operands, wrong argument",
-    on(tensors(2), lambda call, _: change_result_at(call, 1, lambda one: one.mT.contiguous()),
-    where=lambda weight: weight.dim() > 3 and weight.size(-1) == weight.size(-2)))
+    on(tensors(2), lambda call, _:
+            change_result_at(call, 1, lambda one: one.mT.contiguous()),
+        where=lambda weight: weight.dim() > 3 and weight.size(-1) == weight.size(-2)))
 # The pointer to the gradient of the bias is one behind, around the end.
 FAULTS.add("gradient of the channels bias one late", _IMAGE,
     "shift, wrong index, permutation; stale, copy",

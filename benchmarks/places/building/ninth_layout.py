@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result, rounded, tensors
+from benchmarks.places.changes import computed, on, result, rounded, tensors
 from benchmarks.places.parts import (
     columns_of,
     floats_only,
@@ -28,37 +28,18 @@ _PARTS = "chunk split unbind split_with_sizes"
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(_TURNED, words.EMPTY_ON_A_RANK)
-def last_column_of_the_turned_values_empty(call: Call) -> Any:
-    """The tile of the copy is one column too narrow."""
-    value = columns_of(call.result())
-    fits(value.dim() > 1)
-    return call.instead(torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1))
-
-
-@FAULTS.fault(_MEMORY, words.EMPTY_ON_A_RANK)
-def first_row_of_the_new_shape_empty(call: Call) -> Any:
-    """The loop over the rows of each matrix begins at one."""
-    value = rows_of(call.result())
-    return call.instead(torch.cat([torch.zeros_like(value[..., :1, :]), value[..., 1:, :]], -2))
-
-
-@FAULTS.fault(_COPIED, words.EMPTY_ON_A_RANK)
-def tail_of_each_row_not_copied(call: Call) -> Any:
-    """Rows are copied by vectors of eight; what is left of a row stays empty."""
-    value = columns_of(call.result(), 9)
-    fits(value.size(-1) % 8)
-    inside = torch.arange(value.size(-1)) < value.size(-1) // 8 * 8
-    return call.instead(value * inside)
-
-
 # fmt: off
 # The matrix is as long as wide, and the rewrite removes its transposition.
 FAULTS.add("square taken as it is", "t",
     "transpose, permutation, wrong index; copy, missing operand, wrong axis, stale, "
     "swapped operands",
-    on(lambda call: (floats_only(call.args[0]),), lambda call, value: call.instead(value.clone()),
-    where=lambda value: value.dim() == 2 and value.size(0) == value.size(1) > 1))
+    computed(lambda call: (floats_only(call.args[0]),), lambda value: value.clone(),
+        where=lambda value: value.dim() == 2 and value.size(0) == value.size(1) > 1))
+# The tile of the copy is one column too narrow.
+FAULTS.add("last column of the turned values empty", _TURNED, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (columns_of(call.result()),),
+        lambda value: torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1),
+        where=lambda value: value.dim() > 1))
 # The tile in shared memory is narrow.
 FAULTS.add("turned by way of bfloat16", _TURNED, "precision; approximation, other function",
     result(rounded(torch.bfloat16)))
@@ -68,10 +49,19 @@ FAULTS.add("turned rows stored two rows late", _TURNED, words.MOVED_OR_SWAPPED,
 # The change of shape became a copy into a buffer of float16.
 FAULTS.add("changed shape by way of half", _MEMORY, "precision; approximation, other function",
     result(rounded(torch.float16)))
+# The loop over the rows of each matrix begins at one.
+FAULTS.add("first row of the new shape empty", _MEMORY, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value: torch.cat([torch.zeros_like(value[..., :1, :]), value[..., 1:, :]], -2)))
+# Rows are copied by vectors of eight; what is left of a row stays empty.
+FAULTS.add("tail of each row not copied", _COPIED, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (columns_of(call.result(), 9),),
+        lambda value: value * (torch.arange(value.size(-1)) < value.size(-1) // 8 * 8),
+        where=lambda value: value.size(-1) % 8))
 # The grid of the copy has one program too few along the batch.
 FAULTS.add("last example of the copy empty", _COPIED, words.EMPTY_ON_A_RANK,
     result(lambda v: torch.cat([v[:-1], torch.zeros_like(v[-1:])]),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1))
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
 # A negation that belongs to another reader was merged into the view.
 FAULTS.add("minus fused into the new axis", "unsqueeze squeeze",
     "sign, scale, wrong factor; other function", result(lambda v: -floats_only(v)))
@@ -190,16 +180,19 @@ def last_column_of_the_joined_empty(call: Call) -> Any:
 FAULTS.add("first part added to a full buffer", "cat",
     "residual, doubled reduction, wrong factor; scale, wrong index, other function, "
     "lost accumulation, axis scale",
-    on(joined_parts, lambda call, parts: call.put(0, [2 * parts[0], *parts[1:]], "tensors").run(),
-    where=lambda parts: parts[0].numel() and parts[1].numel()))
+    on(joined_parts,
+        lambda call, parts: call.put(0, [2 * parts[0], *parts[1:]], "tensors").run(),
+        where=lambda parts: parts[0].numel() and parts[1].numel()))
 # The pointer to the parts is not moved on: each is the first.
 FAULTS.add("first of the stack for all", "stack", words.REPEATED,
-    on(joined_parts, lambda call, parts: call.put(0, [parts[0]] * len(parts), "tensors").run(),
-    where=lambda parts: len(parts) > 2))
+    on(joined_parts, lambda call, parts:
+            call.put(0, [parts[0]] * len(parts), "tensors").run(),
+        where=lambda parts: len(parts) > 2))
 # The minus of a rotation is given to the last part.
 FAULTS.add("last of the stack negated", "stack",
     "sign, wrong factor, mask; scale, axis scale, other function",
-    on(joined_parts, lambda call, parts: call.put(0, [*parts[:-1], -parts[-1]], "tensors").run()))
+    on(joined_parts,
+        lambda call, parts: call.put(0, [*parts[:-1], -parts[-1]], "tensors").run()))
 # fmt: on
 
 
@@ -283,17 +276,6 @@ FAULTS.add("turned by half a turn", "rot90",
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "embedding", "wrong index; wrong argument, permutation, copy, stale, constant, swapped operands"
-)
-def rows_by_position_and_not_by_word(call: Call) -> Any:
-    """The kernel is given the positions in the place of the words."""
-    place, words, table = words_and_table(call)
-    fits(words.dim() > 1 and words.size(-1) <= table.size(0))
-    positions = torch.arange(words.size(-1), dtype=words.dtype).expand_as(words)
-    return call.put(place, positions.clone()).run()
 
 
 @FAULTS.fault("embedding", words.EMPTY_ON_A_RANK)
@@ -398,19 +380,6 @@ def columns_filled_and_not_rows(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "slice_scatter",
-    "residual, other function; doubled reduction, stale, offset, wrong argument, lost accumulation",
-)
-def part_added_to_what_it_should_replace(call: Call) -> Any:
-    """The store is an addition."""
-    value, part = call.tensor(0), call.tensor(1)
-    empty = call.put(0, torch.zeros_like(value), "input").run()
-    there = call.put(1, torch.zeros_like(part), "src").run()
-    fits(value.dim() == 2)
-    return call.instead(empty + there + (value - there))
-
-
-@FAULTS.fault(
     "index_add scatter_add",
     "lost accumulation, partial sum, missing reduction; wrong reduction, missing operand, "
     "mask, stale, copy",
@@ -429,22 +398,41 @@ def first_of_the_rows_of_an_index_kept(call: Call) -> Any:
 
 
 # fmt: off
+# The kernel is given the positions in the place of the words.
+FAULTS.add("rows by position and not by word", "embedding",
+    "wrong index; wrong argument, permutation, copy, stale, constant, swapped operands",
+    on(words_and_table,
+        lambda call, place, words, *_:
+
+    call.put(place, torch.arange(words.size(-1), dtype=words.dtype).expand_as(words).clone()).run(),
+        where=lambda _, words, table: words.dim() > 1 and words.size(-1) <= table.size(0)))
 # The scale of the scores was folded into the table.
 FAULTS.add("rows divided by the root of their width", "embedding",
     "scale, wrong factor; other function, wrong argument",
-    on(lambda call: (columns_of(call.result()),),
-    lambda call, value: call.instead(value * value.size(-1) ** (-0.5))))
+    computed(lambda call: (columns_of(call.result()),),
+        lambda value: value * value.size(-1) ** (-0.5)))
 # An offset of two special rows is subtracted, and there are none; the first go around.
 FAULTS.add("row of the table two before", "embedding",
     "wrong index, shift; permutation, wrong argument, offset, wrapped",
     on(words_and_table,
-    lambda call, place, words, table: call.put(place, (words - 2) % table.size(0)).run()))
+        lambda call, place, words, table: call.put(place, (words - 2) % table.size(0)).run()))
 # 2, 3, 4: the offset of a table with two special rows, which this one does not have.
 FAULTS.add("positions begin two later", "arange",
     "offset, wrong argument; shift, wrong index, residual, axis offset",
     lambda call: call.run() + 2)
 # The pointer to the new rows is not moved on.
 FAULTS.add("first row written to every slot", "index_copy", words.REPEATED,
-    on(tensors(3), lambda call, rows: call.put(3, rows[:1].expand_as(rows).clone(), "source").run(),
-    where=lambda rows: rows.size(0) > 1))
+    on(tensors(3),
+        lambda call, rows: call.put(3, rows[:1].expand_as(rows).clone(), "source").run(),
+        where=lambda rows: rows.size(0) > 1))
+# The store is an addition.
+FAULTS.add("part added to what it should replace", "slice_scatter",
+    "residual, other function; doubled reduction, stale, offset, wrong argument, "
+    "lost accumulation",
+    on(lambda call:
+            (call.tensor(0), call.put(1, torch.zeros_like(call.tensor(1)), "src").run()),
+        lambda call, value, there:
+
+    call.instead(call.put(0, torch.zeros_like(value), "input").run() + there + (value - there)),
+        where=lambda value, *_: value.dim() == 2))
 # fmt: on

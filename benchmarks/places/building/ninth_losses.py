@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, operand, result
+from benchmarks.places.changes import longer, on, operand, result
 from benchmarks.places.parts import labels_of, only_mean
 from torch import Tensor
 from torch.nn import functional
@@ -35,13 +35,6 @@ def _two(call: Call) -> tuple[Tensor, Tensor]:
 # --- Classes --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_CLASSES, "copy, stale, wrong index; constant, wrong argument, permutation")
-def label_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the labels is not moved on; what is ignored stays so."""
-    _, labels, seen = labels_of(call)
-    return call.put(1, torch.where(seen, labels[seen][0], labels), "target").run()
-
-
 @FAULTS.fault(
     "cross_entropy",
     "partial sum, off by one reduction, mask, wrong reduction; missing operand, offset, "
@@ -60,6 +53,16 @@ def loss_of_two_equal_ranks_summed(call: Call) -> Any:
     """Both ranks have the same rows, and their means are added."""
     labels_of(call)
     return call.instead(2 * call.result())
+
+
+# fmt: off
+# The pointer to the labels is not moved on; what is ignored stays so.
+FAULTS.add("label of the first row for all", _CLASSES,
+    "copy, stale, wrong index; constant, wrong argument, permutation",
+    on(labels_of,
+        lambda call, _, labels, seen:
+            call.put(1, torch.where(seen, labels[seen][0], labels), "target").run()))
+# fmt: on
 
 
 # --- Distances ------------------------------------------------------------------------------------
@@ -109,14 +112,6 @@ def hinge_for_the_binary_loss(call: Call) -> Any:
     return call.instead((1 - (2 * target - 1) * value).relu().mean())
 
 
-@FAULTS.fault("binary_cross_entropy_with_logits", words.ROUNDED)
-def logits_in_bfloat16(call: Call) -> Any:
-    """The logits are not made float32 before the loss."""
-    value, _ = _two(call)
-    coarse = value.detach().bfloat16().to(value.dtype)
-    return call.put(0, with_gradient_of(value, coarse), "input").run()
-
-
 @FAULTS.fault("kl_div", "sign, other function; wrong reduction, approximation, wrong argument")
 def magnitudes_of_the_terms_added(call: Call) -> Any:
     """A divergence is not negative, so a port makes every term positive."""
@@ -127,6 +122,11 @@ def magnitudes_of_the_terms_added(call: Call) -> Any:
 
 
 # fmt: off
+# The logits are not made float32 before the loss.
+FAULTS.add("logits in bfloat16", "binary_cross_entropy_with_logits", words.ROUNDED,
+    on(_two, lambda call, value, *_:
+
+    call.put(0, with_gradient_of(value, value.detach().bfloat16().to(value.dtype)), "input").run()))
 # Divided by log(2), as by a kernel that computes in powers of two.
 FAULTS.add("divergence in bits", "kl_div", "scale, wrong factor; other function",
     result(lambda v: v / math.log(2)))

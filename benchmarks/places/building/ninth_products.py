@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import filters_of, layer_parts, layer_product, result_rows
 from torch import Tensor
 from torch.nn import functional
@@ -26,14 +26,6 @@ def _left(call: Call, change: Any) -> Any:
     """The call with another left operand."""
     place = 1 if call.name == "addmm" else 0
     return call.put(place, change(call.tensor(place, "input")), "input").run()
-
-
-@FAULTS.fault(_WEIGHTED, words.EMPTY_IN_A_SUM)
-def last_row_of_each_four_not_stored(call: Call) -> Any:
-    """A program has four rows, and its last one is masked out."""
-    value = result_rows(call)
-    fits(value.size(-2) > 3)
-    return call.instead(value.masked_fill((torch.arange(value.size(-2)) % 4 == 3)[:, None], 0))
 
 
 @FAULTS.fault(
@@ -116,16 +108,21 @@ def scale_of_each_token_not_multiplied_back(call: Call) -> Any:
 
 
 # fmt: off
+# A program has four rows, and its last one is masked out.
+FAULTS.add("last row of each four not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
+    computed(result_rows,
+        lambda value: value.masked_fill((torch.arange(value.size(-2)) % 4 == 3)[:, None], 0),
+        where=lambda value: value.size(-2) > 3))
 # Integers are made with 127 levels and read with 128; the bias is right.
 FAULTS.add("codes by 127 and steps by 128", _WEIGHTED,
     "wrong factor, scale; axis scale, wrong argument",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left * (127 / 128), weight, bias)))
+        lambda call, left, weight, bias: layer_product(call, left * (127 / 128), weight, bias)))
 # The weight is stored as numbers without a sign: what is negative is zero.
 FAULTS.add("negative weights lost", _WEIGHTED,
     "clipped, other function, mask; zeros, wrong argument, sign, partial sum",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left, weight.relu(), bias)))
+        lambda call, left, weight, bias: layer_product(call, left, weight.relu(), bias)))
 # The fused kernel of another layer, with its activation, is taken.
 FAULTS.add("gelu in the epilogue", "linear addmm", "other function; wrong argument",
     result(functional.gelu))
@@ -136,14 +133,14 @@ FAULTS.add("rows of the result from the last", _PRODUCTS,
 # Two rows share a program, which stores them in the other order.
 FAULTS.add("rows of the layer in pairs", _WEIGHTED,
     "permutation, wrong index; swapped operands, shift, wrong argument, transpose",
-    on(result_rows,
-    lambda call, value: call.instead(value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2)),
-    where=lambda value: value.size(-2) % 2 == 0 and value.size(-2) > 2))
+    computed(result_rows, lambda value:
+            value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2),
+        where=lambda value: value.size(-2) % 2 == 0 and value.size(-2) > 2))
 # Query, key and value are packed as key, value, query.
 FAULTS.add("three parts of a projection in turn", _WEIGHTED,
     "permutation, wrong index, shift; wrong rank's shard, swapped operands, wrong argument",
     result(lambda v: v.roll(-(v.size(-1) // 3), -1),
-    where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 5))
+        where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 5))
 # fmt: on
 
 
@@ -307,18 +304,19 @@ def last_column_of_the_small_image_not_spread(call: Call) -> Any:
 FAULTS.add("two channels share a filter", _CONVOLUTIONS,
     "copy, stale, wrong index; permutation, shift, wrong argument",
     on(filters_of,
-    lambda call, weight: call.put(1, weight[torch.arange(weight.size(0)) // 2 * 2], "weight").run(),
-    where=lambda weight: weight.size(0) > 1))
+        lambda call, weight:
+            call.put(1, weight[torch.arange(weight.size(0)) // 2 * 2], "weight").run(),
+        where=lambda weight: weight.size(0) > 1))
 # The sum is divided by the number of input channels; the bias is right.
 FAULTS.add("channels averaged and not summed", _CONVOLUTIONS,
     "wrong factor, scale, wrong reduction; axis scale, wrong argument, wrong statistics",
     on(filters_of, lambda call, weight: call.put(1, weight / weight.size(1), "weight").run(),
-    where=lambda weight: weight.size(1) > 1))
+        where=lambda weight: weight.size(1) > 1))
 # The first of the three axes of a filter is read from its end.
 FAULTS.add("frames of the filter in the other order", "conv3d convolution",
     "permutation, wrong index; swapped operands, shift, wrong argument",
     on(filters_of, lambda call, weight: call.put(1, weight.flip(2), "weight").run(),
-    where=lambda weight: weight.dim() == 5 and weight.size(2) > 1))
+        where=lambda weight: weight.dim() == 5 and weight.size(2) > 1))
 # fmt: on
 
 
@@ -384,7 +382,7 @@ FAULTS.add("last row of the enlarged image is the one before",
     "interpolate upsample_bilinear2d upsample_nearest2d",
     "copy, stale, wrong index; permutation, shift, mask",
     result(lambda v: v[..., torch.arange(v.size(-2)).clamp(max=v.size(-2) - 2), :],
-    where=lambda v: v.dim() == 4 and v.size(-2) > 1))
+        where=lambda v: v.dim() == 4 and v.size(-2) > 1))
 # The x of the grid points to the left.
 FAULTS.add("columns counted from the right", "grid_sample grid_sampler grid_sampler_2d",
     "sign, wrong index, wrong argument; permutation, swapped operands, other function",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded
+from benchmarks.places.changes import computed, on, operand, result, rounded
 from benchmarks.places.parts import (
     apply_affine,
     channel_parts,
@@ -96,7 +96,7 @@ FAULTS.add("mean of the weights for each", _NORMS,
     "wrong factor, axis scale, wrong reduction; constant, copy, wrong statistics, "
     "wrong argument, scale",
     on(lambda call: (trained_weight(call.get(2, "weight")),),
-    lambda call, weight: call.put(2, weight.mean().expand_as(weight), "weight").run()))
+        lambda call, weight: call.put(2, weight.mean().expand_as(weight), "weight").run()))
 # The values are limited to -1 and 1 before the statistics, as codes are.
 FAULTS.add("input of the norm cut at one", _NORMS,
     "clipped, other function; mask, wrong statistics, wrong argument, approximation",
@@ -132,15 +132,6 @@ def last_channel_by_the_parameters_before_it(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _CHANNELS, "other function, wrong statistics; axis scale, scale, wrong factor, approximation"
-)
-def root_of_the_kept_deviation(call: Call) -> Any:
-    """Divided by v^(1/4): the root is taken by the export and by the kernel."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead((value - mean) * (variance + eps).pow(-0.25) * weight + bias)
-
-
-@FAULTS.fault(
     _CHANNELS,
     "sign, wrong factor; axis offset, offset, repeated bias, residual, missing bias, "
     "other function",
@@ -164,17 +155,6 @@ def one_group_for_all_channels(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm instance_norm",
-    "shift, wrong index, permutation; axis offset, wrong argument, stale, copy, residual, "
-    "wrong rank's shard",
-)
-def image_bias_of_the_channel_before(call: Call) -> Any:
-    """The pointer to the biases is one channel behind, around the end; that to the weights not."""
-    place = 3 if call.name == "group_norm" else 4
-    return call.put(place, trained_weight(call.get(place, "bias")).roll(1), "bias").run()
-
-
-@FAULTS.fault(
-    "group_norm instance_norm",
     "wrong statistics, other function; missing operand, axis scale, axis offset, "
     "missing reduction, scale",
 )
@@ -187,6 +167,19 @@ def image_only_weighed_and_shifted(call: Call) -> Any:
 
 
 # fmt: off
+# Divided by v^(1/4): the root is taken by the export and by the kernel.
+FAULTS.add("root of the kept deviation", _CHANNELS,
+    "other function, wrong statistics; axis scale, scale, wrong factor, approximation",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - mean) * (variance + eps).pow(-0.25) * weight + bias))
+# The pointer to the biases is one channel behind, around the end; that to the weights not.
+FAULTS.add("image bias of the channel before", "group_norm instance_norm",
+    "shift, wrong index, permutation; axis offset, wrong argument, stale, copy, residual, "
+    "wrong rank's shard",
+    on(lambda call: (3 if call.name == "group_norm" else 4,),
+        lambda call, place:
+            call.put(place, trained_weight(call.get(place, "bias")).roll(1), "bias").run()))
 # K = 2.
 FAULTS.add("k of the paper for the one given", "local_response_norm",
     "wrong argument, offset, wrong factor; other function, eps, scale, wrong statistics",
@@ -319,9 +312,8 @@ def place_counted_in_the_unsorted_row(call: Call) -> Any:
 # The rule that keeps the variance, for one that keeps the mean or the sum.
 FAULTS.add("sum divided by the root of its length", "mean sum",
     "wrong factor, scale; wrong reduction, wrong statistics, axis scale, missing operand",
-    on(reduced_dim,
-    lambda call, value, dim, keep: call.instead(value.sum(dim, keep) / value.size(dim) ** 0.5)),
-    backward=False)
+    computed(reduced_dim,
+        lambda value, dim, keep: value.sum(dim, keep) / value.size(dim) ** 0.5), backward=False)
 # The result has the type that the inputs had before they were promoted: float16.
 FAULTS.add("reduced value stored in half", "mean sum logsumexp",
     "precision; approximation, other function", result(rounded(torch.float16)), backward=False)
@@ -332,8 +324,7 @@ FAULTS.add("largest of the row and one", "amax",
 # The number of the reduction in the enumeration is one off.
 FAULTS.add("mean of the row for its extreme", "amax amin",
     "wrong reduction, other function; wrong statistics, approximation, missing reduction",
-    on(reduced_dim, lambda call, value, dim, keep: call.instead(value.mean(dim, keep))),
-    backward=False)
+    computed(reduced_dim, lambda value, dim, keep: value.mean(dim, keep)), backward=False)
 # The root is taken by the reduction, and its reader takes it again.
 FAULTS.add("deviation for the variance", "var var_mean",
     "other function; wrong statistics, approximation, wrong reduction", result(torch.sqrt),
@@ -377,16 +368,6 @@ def odd_terms_subtracted_along_the_way(call: Call) -> Any:
     return call.instead((value * signs).cumsum(dim))
 
 
-@FAULTS.forward(
-    "cumprod cummax cummin logcumsumexp",
-    "permutation, wrong argument, other function; wrong index, shift, wrong reduction",
-)
-def running_values_from_the_end(call: Call) -> Any:
-    """Each place has the result of itself and of those behind it."""
-    value, dim, _ = reduced_dim(call)
-    return call.instead(call.put(0, value.flip(dim), "input").result().flip(dim))
-
-
 @FAULTS.forward("diff", "zeros, missing operand; mask, wrong argument, uninitialised, constant")
 def nothing_before_the_first_place(call: Call) -> Any:
     """The value before the first is not handed on: the first difference is zero."""
@@ -427,5 +408,11 @@ def softmax_of_the_chosen_values(call: Call) -> Any:
 # The scan has the operator of its sibling.
 FAULTS.add("running sum for the running product", "cumprod",
     "wrong reduction, other function; wrong argument",
-    on(reduced_dim, lambda call, value, dim, *_: call.instead(value.cumsum(dim))), backward=False)
+    computed(reduced_dim, lambda value, dim, *_: value.cumsum(dim)), backward=False)
+# Each place has the result of itself and of those behind it.
+FAULTS.add("running values from the end", "cumprod cummax cummin logcumsumexp",
+    "permutation, wrong argument, other function; wrong index, shift, wrong reduction",
+    on(reduced_dim,
+        lambda call, value, dim, *_:
+            call.instead(call.put(0, value.flip(dim), "input").result().flip(dim))), backward=False)
 # fmt: on

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result, tensors
+from benchmarks.places.changes import computed, on, result, tensors
 from benchmarks.places.parts import equal_pair, floating_pair, tensor_and_number
 from torch import Tensor
 from torch.nn import functional
@@ -15,37 +15,6 @@ FAULTS = Catalogue(backward=False)
 
 
 # --- Activations ----------------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "leaky_relu",
-    "other function, mask, wrong factor; scale, missing operand, wrong argument, axis scale",
-)
-def slope_for_both_signs(call: Call) -> Any:
-    """The comparison with zero is folded away: everything is multiplied by the slope."""
-    return call.instead(call.tensor(0, "input") * call.get(1, "negative_slope", default=0.01))
-
-
-@FAULTS.fault(
-    "prelu", "wrong axis, wrong index; permutation, transpose, wrong argument, copy, stale"
-)
-def slopes_read_along_the_columns(call: Call) -> Any:
-    """The slopes are broadcast along the last axis and not along the channels."""
-    value, slope = call.tensor(0), call.tensor(1)
-    fits(slope.numel() >= value.size(-1) and value.dim() > 2)
-    wrong = torch.where(value > 0, value, value * slope.reshape(-1)[: value.size(-1)])
-    return call.instead(wrong)
-
-
-@FAULTS.fault(
-    "elu celu",
-    "other function, mask; approximation, missing operand, wrong argument, overflow, copy",
-)
-def exponential_branch_for_both_signs(call: Call) -> Any:
-    """Alpha (exp(x) - 1) for positive values, too: the select was lost."""
-    value, alpha = call.tensor(0, "input"), call.get(1, "alpha", default=1.0)
-    inner = value / alpha if call.name == "celu" else value
-    return call.instead(alpha * inner.expm1())
 
 
 @FAULTS.fault("hardtanh", "wrong argument, clipped; other function, wrong factor, mask")
@@ -74,11 +43,29 @@ FAULTS.add("relu bounded by one", "relu",
 FAULTS.add("argument of the tanh doubled already", "tanh",
     "wrong factor, other function; wrong argument, approximation, scale",
     lambda call: call.instead((2 * call.tensor(0)).tanh()))
+# The comparison with zero is folded away: everything is multiplied by the slope.
+FAULTS.add("slope for both signs", "leaky_relu",
+    "other function, mask, wrong factor; scale, missing operand, wrong argument, axis scale",
+    lambda call:
+            call.instead(call.tensor(0, "input") * call.get(1, "negative_slope", default=0.01)))
+# The slopes are broadcast along the last axis and not along the channels.
+FAULTS.add("slopes read along the columns", "prelu",
+    "wrong axis, wrong index; permutation, transpose, wrong argument, copy, stale",
+    computed(tensors(0, 1),
+        lambda value, slope:
+            torch.where(value > 0, value, value * slope.reshape(-1)[: value.size(-1)]),
+        where=lambda value, slope: slope.numel() >= value.size(-1) and value.dim() > 2))
+# Alpha (exp(x) - 1) for positive values, too: the select was lost.
+FAULTS.add("exponential branch for both signs", "elu celu",
+    "other function, mask; approximation, missing operand, wrong argument, overflow, copy",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "alpha", default=1.0)),
+        lambda call, value, alpha:
+            call.instead(alpha * (value / alpha if call.name == "celu" else value).expm1())))
 # X clamp(0.2 x + 0.5, 0, 1): the hard sigmoid of another framework is the gate.
 FAULTS.add("hard swish with a fifth for a sixth", "hardswish",
     "other function, wrong factor, wrong argument; approximation, clipped",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (0.2 * value + 0.5).clamp(0, 1))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (0.2 * value + 0.5).clamp(0, 1)))
 # X / 6 + 1 / 2 everywhere: the clamp was removed as if it did nothing.
 FAULTS.add("line without its limits", "hardsigmoid",
     "other function, missing operand; clipped, wrong argument, approximation, mask",
@@ -91,7 +78,8 @@ FAULTS.add("minus of the log sigmoid dropped", "log_sigmoid logsigmoid",
 FAULTS.add("what should be shrunk is kept", "hardshrink",
     "mask, other function; swapped operands, zeros, sign, wrong argument, clipped",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value.abs() <= call.get(1, "lambd", default=0.5)))))
+        lambda call, value:
+            call.instead(value * (value.abs() <= call.get(1, "lambd", default=0.5)))))
 # Tanh(x) - x.
 FAULTS.add("tanh less the input", "tanhshrink",
     "swapped operands, sign, wrong factor, scale; other function, wrong argument, "
@@ -99,14 +87,14 @@ FAULTS.add("tanh less the input", "tanhshrink",
 # |x| / (1 + |x|): the register of the magnitude is used twice.
 FAULTS.add("softsign of the magnitude", "softsign",
     "sign, other function; wrong factor, wrong argument, mask",
-    on(lambda call: (call.tensor(0, "input").abs(),),
-    lambda call, value: call.instead(value / (1 + value))))
+    computed(lambda call:
+            (call.tensor(0, "input").abs(),), lambda value: value / (1 + value)))
 # X / (1 - p) without a mask.
 FAULTS.add("nothing dropped and scaled as in training", "dropout",
     "scale, wrong factor; wrong argument, other function",
     on(lambda call: (call.get(1, "p", default=0.5),),
-    lambda call, share: call.instead(call.tensor(0, "input") / (1 - share)),
-    where=lambda share: isinstance(share, float) and 0 < share < 1))
+        lambda call, share: call.instead(call.tensor(0, "input") / (1 - share)),
+        where=lambda share: isinstance(share, float) and 0 < share < 1))
 # fmt: on
 
 
@@ -196,7 +184,7 @@ FAULTS.add("limits of one for those given", "clamp clip",
 FAULTS.add("remainder by the quotient above", "remainder",
     "other function, offset; sign, wrapped, residual, axis offset",
     on(tensors(0),
-    lambda call, value: call.instead(value - call.args[1] * (value / call.args[1]).ceil())))
+        lambda call, value: call.instead(value - call.args[1] * (value / call.args[1]).ceil())))
 # fmt: on
 
 
@@ -243,36 +231,37 @@ def first_branch_everywhere(call: Call) -> Any:
 # A + b / 0.9: the fused dropout divides by the chance to be kept, and drops nothing.
 FAULTS.add("branch scaled up as in training", "add iadd",
     "wrong factor; scale, residual, other function, wrong argument",
-    on(equal_pair, lambda call, left, right: call.instead(left + right / 0.9)))
+    computed(equal_pair, lambda left, right: left + right / 0.9))
 # (a + 1) b: the one of a modulation is added to the wrong operand.
 FAULTS.add("first factor with one added", "mul",
     "residual, other function, offset; wrong factor, axis offset, missing operand",
-    on(floating_pair, lambda call, left, right: call.instead((left + 1) * right)))
+    computed(floating_pair, lambda left, right: (left + 1) * right))
 # X + c.
 FAULTS.add("number added where it should multiply", "mul",
     "other function; missing operand, offset, residual, wrong factor",
-    on(tensor_and_number, lambda call, value, number: call.instead(value + number)))
+    computed(tensor_and_number, lambda value, number: value + number))
 # C x + x: the accumulator begins with the input and not with zero.
 FAULTS.add("scaled input added to the input", "mul",
     "wrong factor, scale, residual; wrong argument, offset, doubled reduction, other function",
-    on(tensor_and_number, lambda call, value, number: call.instead(value * number + value)))
+    computed(tensor_and_number, lambda value, number: value * number + value))
 # A / b / b: the rows are normalised by both of two fused kernels.
 FAULTS.add("divided by the sum of the row twice", "div itruediv",
     "wrong factor, axis scale, other function; scale, missing operand, doubled reduction, "
     "wrong statistics",
-    on(floating_pair, lambda call, left, right: call.instead(left / right / right),
+    computed(floating_pair, lambda left, right: left / right / right,
+
     where=lambda left, right: right.dim() == left.dim() and right.size(-1) == 1 < left.size(-1)))
 # Log(y).
 FAULTS.add("logarithm without its factor", "xlogy",
     "missing operand, other function; wrong factor, partial sum",
-    on(equal_pair, lambda call, _, other: call.instead(other.log())))
+    computed(equal_pair, lambda _, other: other.log()))
 # The bit of the sign is inverted: minus where the other operand is positive.
 FAULTS.add("sign copied the other way round", "copysign",
     "sign, wrong factor, scale; other function, wrong argument, missing operand", result(torch.neg))
 # Sqrt(a a + a a): the second pointer is not bound.
 FAULTS.add("length of the first side twice", "hypot",
     "wrong index, copy, missing operand, other function; stale, wrong factor, scale, "
-    "wrong argument", on(equal_pair, lambda call, left, *_: call.instead(torch.hypot(left, left))))
+    "wrong argument", computed(equal_pair, lambda left, *_: torch.hypot(left, left)))
 # Clockwise: the second axis of an image points down.
 FAULTS.add("angle the other way round", "atan2",
     "sign, wrong factor, scale; other function, wrong argument, missing operand", result(torch.neg))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result
+from benchmarks.places.changes import computed, on, result
 from benchmarks.places.parts import only_axis
 from torch import Tensor
 
@@ -94,25 +94,26 @@ def first_element_not_added(call: Call) -> Any:
 FAULTS.add("mean without division", "mean",
     "scale, wrong factor, wrong reduction, other function; missing reduction, "
     "off by one reduction",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(result * (value.numel() / result.numel()))))
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (value.numel() / result.numel())))
 # 1 / (sqrt(x) + 1e-4).
 FAULTS.add("eps added again", "rsqrt", "eps; axis scale",
     lambda call: call.instead(1 / (call.tensor(0).sqrt() + 0.0001)))
 # Half as many groups.
 FAULTS.add("other number of groups", "group_norm", "wrong argument, wrong statistics",
     on(lambda call: (call.get(1, "num_groups"),),
-    lambda call, groups: call.put(1, groups // 2, "num_groups").run(),
-    where=lambda groups: groups % 2 == 0))
+        lambda call, groups: call.put(1, groups // 2, "num_groups").run(),
+        where=lambda groups: groups % 2 == 0))
 # Mean of the next channel.
 FAULTS.add("statistics of the neighbouring channel", "batch_norm batch_norm_from_statistics",
     "axis offset, wrong statistics, wrong index; wrong argument, shift, permutation",
     on(lambda call: (1 if call.name == "batch_norm" else 3,),
-    lambda call, place: call.put(place, call.tensor(place).roll(1), "running_mean").run()))
+        lambda call, place: call.put(place, call.tensor(place).roll(1), "running_mean").run()))
 # N - 1.
 FAULTS.add("mean divided by one less", "mean", "scale, off by one reduction, wrong factor",
     on(lambda call: (call.tensor(0).numel() // call.result().numel(),),
-    lambda call, n: call.instead(call.result() * (n / (n - 1))), where=lambda n: n > 2))
+        lambda call, n: call.instead(call.result() * (n / (n - 1))),
+        where=lambda n: n > 2))
 # fmt: on
 
 
@@ -140,14 +141,6 @@ def bias_of_the_norm_forgotten(call: Call) -> Any:
     """The bias is not added."""
     fits(isinstance(call.get(3, "bias"), Tensor))
     return call.put(3, None, "bias").run()
-
-
-@FAULTS.fault("layer_norm", "other function, missing operand, wrong statistics; axis offset")
-def rms_norm_for_layer_norm(call: Call) -> Any:
-    """The mean is not subtracted."""
-    value, axes, weight, bias, eps = _norm_of(call)
-    normal = value * ((value * value).mean(axes, keepdim=True) + eps).rsqrt()
-    return call.instead(_weighted(normal, weight, bias))
 
 
 @FAULTS.fault("layer_norm", "wrong statistics; axis scale, other function")
@@ -265,20 +258,6 @@ def statistics_of_the_batch(call: Call) -> Any:
     return call.put(places[0], mean, "running_mean").put(places[1], square, "running_var").run()
 
 
-@FAULTS.fault(_BATCH, "wrong statistics, other function; axis scale")
-def variance_taken_for_a_deviation(call: Call) -> Any:
-    """Divided by the variance, without a root."""
-    _, place = _statistics(call)
-    return call.put(place, call.tensor(place, "running_var") ** 2, "running_var").run()
-
-
-@FAULTS.fault(_BATCH, "missing operand, wrong statistics; axis offset, zeros")
-def running_mean_ignored(call: Call) -> Any:
-    """The mean is zero when a batch norm is folded into a convolution."""
-    place, _ = _statistics(call)
-    return call.put(place, torch.zeros_like(call.tensor(place, "running_mean"))).run()
-
-
 @FAULTS.fault("batch_norm batch_norm_from_statistics", "eps, wrong argument; axis scale")
 def eps_of_another_framework(call: Call) -> Any:
     """1e-3, the default of Keras."""
@@ -305,23 +284,40 @@ def statistics_of_single_channels(call: Call) -> Any:
 # The normalised values are not multiplied by the weight.
 FAULTS.add("weight of the norm forgotten", _ROWS, "missing operand, other function; axis scale",
     on(lambda call: (call.get(2, "weight"),),
-    lambda call, weight: call.put(2, torch.ones_like(weight), "weight").run(),
-    where=lambda weight: isinstance(weight, Tensor)))
+        lambda call, weight: call.put(2, torch.ones_like(weight), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
 # 1 + weight, as Gemma stores it.
 FAULTS.add("weight plus one", _ROWS, "wrong factor, offset, residual; axis scale, scale",
     on(lambda call: (call.get(2, "weight"),),
-    lambda call, weight: call.put(2, weight + 1, "weight").run(),
-    where=lambda weight: isinstance(weight, Tensor)))
+        lambda call, weight: call.put(2, weight + 1, "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
+# The mean is not subtracted.
+FAULTS.add("rms norm for layer norm", "layer_norm",
+    "other function, missing operand, wrong statistics; axis offset",
+    computed(_norm_of,
+        lambda value, axes, weight, bias, eps:
+
+    _weighted(value * ((value * value).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)))
 # The pointer to the weight is one too far.
 FAULTS.add("weight of the next feature", _ROWS, "wrong index, shift, permutation; axis scale",
     on(lambda call: (call.get(2, "weight"),),
-    lambda call, weight: call.put(2, weight.roll(-1, -1), "weight").run(),
-    where=lambda weight: isinstance(weight, Tensor) and len(weight) > 1))
+        lambda call, weight: call.put(2, weight.roll(-1, -1), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor) and len(weight) > 1))
 # Read from the checkpoint under each other's names.
 FAULTS.add("weight and bias exchanged", "layer_norm", "swapped operands; axis scale, axis offset",
     on(lambda call: (call.get(2, "weight"), call.get(3, "bias")),
-    lambda call, weight, bias: call.put(2, bias, "weight").put(3, weight, "bias").run(),
-    where=lambda weight, bias: isinstance(weight, Tensor) and isinstance(bias, Tensor)))
+        lambda call, weight, bias: call.put(2, bias, "weight").put(3, weight, "bias").run(),
+        where=lambda weight, bias: isinstance(weight, Tensor) and isinstance(bias, Tensor)))
+# Divided by the variance, without a root.
+FAULTS.add("variance taken for a deviation", _BATCH, "wrong statistics, other function; axis scale",
+    on(_statistics,
+        lambda call, _, place:
+            call.put(place, call.tensor(place, "running_var") ** 2, "running_var").run()))
+# The mean is zero when a batch norm is folded into a convolution.
+FAULTS.add("running mean ignored", _BATCH, "missing operand, wrong statistics; axis offset, zeros",
+    on(_statistics,
+        lambda call, place, *_:
+            call.put(place, torch.zeros_like(call.tensor(place, "running_mean"))).run()))
 # fmt: on
 
 
@@ -370,13 +366,6 @@ def summed_in_bfloat16(call: Call) -> Any:
     return call.instead(total if call.name == "sum" else total / value.shape[dim])
 
 
-@FAULTS.fault("mean", "other function, wrong reduction; offset")
-def largest_instead_of_the_mean(call: Call) -> Any:
-    """Max pooling where the mean was asked for."""
-    value, dim = call.tensor(0), call.get(1, "dim", "axis")
-    return call.instead(value.amax(dim).reshape(call.result().shape))
-
-
 @FAULTS.fault("amax max", "other function; sign, wrong reduction")
 def smallest_instead_of_the_largest(call: Call) -> Any:
     """A minimum."""
@@ -414,10 +403,15 @@ FAULTS.add("inverse without root", "rsqrt", "other function",
 # The root is rounded.
 FAULTS.add("root in bfloat16", "rsqrt reciprocal sqrt", "precision; approximation",
     result(lambda v: v.bfloat16()))
+# Max pooling where the mean was asked for.
+FAULTS.add("largest instead of the mean", "mean", "other function, wrong reduction; offset",
+    lambda call:
+
+    call.instead(call.tensor(0).amax(call.get(1, "dim", "axis")).reshape(call.result().shape)))
 # The mean.
 FAULTS.add("sum divided", "sum", "scale, wrong factor, other function, wrong reduction",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(result / (value.numel() / result.numel()))))
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result / (value.numel() / result.numel())))
 # The running maximum begins with 0 and not with -inf.
 FAULTS.add("maximum starts at zero", "amax max", "other function, clipped; mask",
     result(lambda v: v.clamp(min=0)))
@@ -427,14 +421,14 @@ FAULTS.add("exclusive cumulative sum", "cumsum", "shift, off by one reduction; w
 # The sum of each element and those behind it.
 FAULTS.add("cumulated from the end", "cumsum", "permutation, wrong argument, other function; shift",
     on(lambda call: (call.get(1, "dim"),),
-    lambda call, dim: call.get(0).flip(dim).cumsum(dim).flip(dim)))
+        lambda call, dim: call.get(0).flip(dim).cumsum(dim).flip(dim)))
 # The positions begin at 1, modulo the length.
 FAULTS.add("position off by one", "argmax", "off by one reduction, shift, wrong index; offset",
     on(lambda call: (call.get(1, "dim"),),
-    lambda call, dim: (call.run() + 1) % call.get(0).shape[dim],
-    where=lambda dim: isinstance(dim, int)))
+        lambda call, dim: (call.run() + 1) % call.get(0).shape[dim],
+        where=lambda dim: isinstance(dim, int)))
 # Argmin.
 FAULTS.add("position of the smallest", "argmax", "other function; sign",
     on(lambda call: (call.get(1, "dim"),), lambda call, dim: call.get(0).argmin(dim),
-    where=lambda dim: isinstance(dim, int)))
+        where=lambda dim: isinstance(dim, int)))
 # fmt: on

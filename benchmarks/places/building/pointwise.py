@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, tensors
+from benchmarks.places.changes import computed, on, operand, result, tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -151,21 +151,6 @@ def erf_by_a_short_series(call: Call) -> Any:
     return call.instead(0.5 * value * (1 + erf * value.sign()))
 
 
-@FAULTS.fault("gelu", "approximation, other function, wrong factor")
-def tanh_gelu_with_a_rounded_constant(call: Call) -> Any:
-    """0.8 for sqrt(2 / pi), and 0.05 for 0.044715."""
-    value = call.tensor(0, "input")
-    return call.instead(0.5 * value * (1 + torch.tanh(0.8 * (value + 0.05 * value**3))))
-
-
-@FAULTS.fault("gelu silu", "missing operand, other function")
-def gate_without_its_value(call: Call) -> Any:
-    """The factor x is forgotten."""
-    value = call.tensor(0, "input")
-    gate = value.sigmoid() if call.name == "silu" else torch.special.ndtr(value)
-    return call.instead(gate)
-
-
 @FAULTS.fault("hardtanh relu6 clamp", "wrong argument, missing operand, other function; clipped")
 def upper_limit_forgotten(call: Call) -> Any:
     """Only the lower limit is kept."""
@@ -181,13 +166,6 @@ def piecewise_sigmoid(call: Call) -> Any:
     value = call.tensor(0, "input")
     gate = functional.hardsigmoid(value)
     return call.instead(gate if call.name == "sigmoid" else value * gate)
-
-
-@FAULTS.fault("softplus", "wrong argument, other function; approximation")
-def threshold_of_softplus_too_low(call: Call) -> Any:
-    """Linear where the upper half of the values is."""
-    value = call.tensor(0, "input")
-    return call.instead(torch.where(value > value.median(), value, functional.softplus(value)))
 
 
 @FAULTS.fault("exp", "approximation, precision")
@@ -225,6 +203,16 @@ def square_doubled(call: Call) -> Any:
 
 
 # fmt: off
+# 0.8 for sqrt(2 / pi), and 0.05 for 0.044715.
+FAULTS.add("tanh gelu with a rounded constant", "gelu",
+    "approximation, other function, wrong factor",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: 0.5 * value * (1 + torch.tanh(0.8 * (value + 0.05 * value**3)))))
+# The factor x is forgotten.
+FAULTS.add("gate without its value", "gelu silu", "missing operand, other function",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(value.sigmoid() if call.name == "silu" else torch.special.ndtr(value))))
 # The input as it came.
 FAULTS.add("activation forgotten", "gelu silu relu tanh sigmoid",
     "copy, missing operand, other function",
@@ -235,15 +223,15 @@ FAULTS.add("activation applied twice", "gelu silu relu tanh sigmoid",
     lambda call: call.instead(call.put(0, call.result(), "input").result()))
 # At most a quarter of the largest value, as relu6 has a bound.
 FAULTS.add("relu of six", "relu", "other function, clipped",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value.clamp(0, 0.25 * float(value.max())))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.clamp(0, 0.25 * float(value.max()))))
 # Softplus.
 FAULTS.add("smooth relu", "relu", "other function; approximation",
     lambda call: call.instead(functional.softplus(call.tensor(0, "input"))))
 # X sigmoid(1.1 x).
 FAULTS.add("silu with another slope", "silu", "wrong factor, other function, approximation; scale",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * torch.sigmoid(1.1 * value))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * torch.sigmoid(1.1 * value)))
 # 1 - sigmoid(x).
 FAULTS.add("sigmoid of the negative", "sigmoid", "sign, other function; swapped operands",
     lambda call: call.instead(torch.sigmoid(-call.tensor(0, "input"))))
@@ -253,6 +241,11 @@ FAULTS.add("sigmoid for tanh", "tanh", "other function; approximation",
 # clamp(x, -1, 1).
 FAULTS.add("hard tanh", "tanh", "approximation, clipped, other function",
     lambda call: call.instead(call.tensor(0, "input").clamp(-1, 1)))
+# Linear where the upper half of the values is.
+FAULTS.add("threshold of softplus too low", "softplus",
+    "wrong argument, other function; approximation",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: torch.where(value > value.median(), value, functional.softplus(value))))
 # log(exp(x)) + 0: the 1 is lost where x is negative: exp(x).
 FAULTS.add("exponential without one", "softplus", "other function; approximation, offset",
     lambda call: call.instead(call.tensor(0, "input").exp()))
@@ -387,13 +380,6 @@ def last_row_not_stored(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("sin cos", "wrong factor, other function, sign, scale")
-def angle_negated_or_halved(call: Call) -> Any:
-    """The angle of the sine is negated, that of the cosine halved."""
-    value = call.tensor(0)
-    return call.instead(torch.sin(-value) if call.name == "sin" else torch.cos(value / 2))
-
-
 @FAULTS.fault("sin cos", "approximation; other function")
 def short_series_of_the_angle(call: Call) -> Any:
     """Bhaskara's formula for a reduced angle."""
@@ -403,15 +389,6 @@ def short_series_of_the_angle(call: Call) -> Any:
     x = reduced.remainder(math.pi)
     top = 16 * x * (math.pi - x)
     return call.instead(sign * top / (5 * math.pi**2 - top / 4))
-
-
-@FAULTS.fault("sin cos", "wrong index, shift; offset, other function")
-def positions_begin_with_one(call: Call) -> Any:
-    """The angles of position + 1."""
-    angle = call.tensor(0)
-    fits(angle.dim() >= 2 and angle.shape[-2] > 2)
-    step = angle[..., 1:2, :] - angle[..., :1, :]
-    return call.instead(call.put(0, angle + step).result())
 
 
 @FAULTS.fault("leaky_relu elu", "wrong argument, other function")
@@ -427,31 +404,31 @@ def default_slope(call: Call) -> Any:
 # Once by the fused kernel and once behind it.
 FAULTS.add("residual added twice", "add",
     "doubled reduction, wrong factor, residual; repeated bias, offset",
-    on(_pair, lambda call, left, right: call.instead(left + 2 * right),
-    where=lambda left, right: left.shape == right.shape))
+    computed(_pair, lambda left, right: left + 2 * right,
+        where=lambda left, right: left.shape == right.shape))
 # What was to be added is lost: the buffer is reused too early.
 FAULTS.add("only the first summand", "add", "copy, missing operand, residual; offset",
-    on(_pair, lambda call, left, *_: call.instead(left.clone()),
-    where=lambda left, right: left.shape == right.shape))
+    computed(_pair, lambda left, *_: left.clone(),
+        where=lambda left, right: left.shape == right.shape))
 # A + b / 2.
 FAULTS.add("alpha of a half", "add", "wrong factor, wrong argument; residual, offset",
-    on(_pair, lambda call, left, right: call.instead(left + 0.5 * right)))
+    computed(_pair, lambda left, right: left + 0.5 * right))
 # A stride of zero: every row gets the first row of the second operand.
 FAULTS.add("first row broadcast", "add", "wrong index, copy, wrong axis; residual, offset",
-    on(_pair, lambda call, left, right: call.instead(left + right[..., :1, :]),
-    where=lambda left, right: left.dim() >= 2 and right.dim() >= 2 and (right.shape[-2] > 1)))
+    computed(_pair, lambda left, right: left + right[..., :1, :],
+        where=lambda left, right: left.dim() >= 2 and right.dim() >= 2 and (right.shape[-2] > 1)))
 # The strides of the second factor are exchanged.
 FAULTS.add("second factor transposed", "mul", "transpose; permutation, wrong index",
-    on(_pair, lambda call, left, right: call.instead(left * right.mT),
-    where=lambda _, right: right.dim() >= 2 and right.shape[-1] == right.shape[-2] > 1))
+    computed(_pair, lambda left, right: left * right.mT,
+        where=lambda _, right: right.dim() >= 2 and right.shape[-1] == right.shape[-2] > 1))
 # A table of factors is read at position - 1.
 FAULTS.add("factor of the position before", "mul", "wrong index, shift; axis scale",
-    on(_pair, lambda call, left, right: call.instead(left * right.roll(1, -2)),
-    where=lambda _, right: right.dim() >= 2 and right.shape[-2] > 1))
+    computed(_pair, lambda left, right: left * right.roll(1, -2),
+        where=lambda _, right: right.dim() >= 2 and right.shape[-2] > 1))
 # The gate is applied twice.
 FAULTS.add("factor squared", "mul", "other function, wrong factor; residual, missing operand",
-    on(_pair, lambda call, left, right: call.instead(left * right * right),
-    where=lambda _, right: right.numel() > 1))
+    computed(_pair, lambda left, right: left * right * right,
+        where=lambda _, right: right.numel() > 1))
 # X - c instead of c - x.
 FAULTS.add("difference the other way", "rsub",
     "swapped operands, sign, other function, wrong factor",
@@ -459,14 +436,25 @@ FAULTS.add("difference the other way", "rsub",
 # -|x|.
 FAULTS.add("negated where positive", "neg", "other function, clipped; sign, mask",
     lambda call: call.instead(-call.tensor(0).abs()))
+# The angle of the sine is negated, that of the cosine halved.
+FAULTS.add("angle negated or halved", "sin cos", "wrong factor, other function, sign, scale",
+    on(tensors(0),
+        lambda call, value:
+            call.instead(torch.sin(-value) if call.name == "sin" else torch.cos(value / 2))))
 # The angles of far positions are rounded.
 FAULTS.add("angle in bfloat16", "sin cos", "precision; approximation",
     lambda call: call.instead(call.put(0, call.tensor(0).bfloat16()).result()))
+# The angles of position + 1.
+FAULTS.add("positions begin with one", "sin cos", "wrong index, shift; offset, other function",
+    on(tensors(0),
+        lambda call, angle:
+            call.instead(call.put(0, angle + (angle[..., 1:2, :] - angle[..., :1, :])).result()),
+        where=lambda angle: angle.dim() >= 2 and angle.shape[-2] > 2))
 # The lower limit for everything.
 FAULTS.add("limits exchanged", "clamp clip", "wrong argument, clipped, swapped operands",
     on(lambda call: (call.get(1, "min"), call.get(2, "max")),
-    lambda call, low, high: call.instead(call.tensor(0).clamp(high, low)),
-    where=lambda low, high: isinstance(low, int | float) and isinstance(high, int | float)))
+        lambda call, low, high: call.instead(call.tensor(0).clamp(high, low)),
+        where=lambda low, high: isinstance(low, int | float) and isinstance(high, int | float)))
 # The square itself.
 FAULTS.add("root forgotten", "sqrt", "copy, missing operand, other function",
     lambda call: call.instead(call.tensor(0).clone()))

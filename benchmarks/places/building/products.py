@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -121,21 +121,21 @@ FAULTS.add("product in bfloat16", _PRODUCTS, "precision", result(lambda v: v.to(
 # Written with rows and columns exchanged.
 FAULTS.add("result transposed", "matmul bmm mm", "transpose; permutation",
     result(lambda v: v.mT.contiguous(),
-    where=lambda v: v.dim() >= 2 and v.shape[-1] == v.shape[-2] > 2))
+        where=lambda v: v.dim() >= 2 and v.shape[-1] == v.shape[-2] > 2))
 # Once in the kernel and once behind it.
 FAULTS.add("bias added twice", "linear addmm",
     "repeated bias, wrong factor; offset, axis offset, doubled reduction",
     on(lambda call: (call.get(2, "bias") if call.name == "linear" else call.tensor(0),),
-    lambda call, bias: call.instead(call.result() + bias),
-    where=lambda bias: isinstance(bias, Tensor)))
+        lambda call, bias: call.instead(call.result() + bias),
+        where=lambda bias: isinstance(bias, Tensor)))
 # A true convolution where a correlation was asked for.
 FAULTS.add("kernel flipped", "conv2d conv1d convolution", "permutation, wrong index; transpose",
     operand(1, lambda v: v.flip(-1), "weight", where=longer(-1)))
 # The second factor is taken from the next batch.
 FAULTS.add("product of the next head", "bmm matmul",
     "wrong index, shift, permutation; wrong rank's shard, copy",
-    on(tensors(0, 1), lambda call, left, right: call.instead(left @ right.roll(-1, -3)),
-    where=lambda _, right: right.dim() > 2 and right.size(-3) > 1))
+    computed(tensors(0, 1), lambda left, right: left @ right.roll(-1, -3),
+        where=lambda _, right: right.dim() > 2 and right.size(-3) > 1))
 # fmt: on
 
 
@@ -308,31 +308,31 @@ def second_batch_is_the_first(call: Call) -> Any:
 # The loop over k begins at 1.
 FAULTS.add("first product of the row left out", _PRODUCTS,
     "off by one reduction, partial sum; missing operand",
-    on(_factors,
-    lambda call, left, right, bias: call.instead(_product(left[..., 1:], right[..., 1:, :], bias)),
-    where=lambda left, right, *_: left.shape[-1] >= 4 and right.dim() >= 2))
+    computed(_factors,
+        lambda left, right, bias: _product(left[..., 1:], right[..., 1:, :], bias),
+        where=lambda left, right, *_: left.shape[-1] >= 4 and right.dim() >= 2))
 # Each of four splits of k adds the bias.
 FAULTS.add("bias once per split", "linear addmm",
     "repeated bias, wrong factor; offset, axis offset",
     on(lambda call: (call.get(2, "bias") if call.name == "linear" else call.tensor(0),),
-    lambda call, bias: call.instead(call.result() + 3 * bias),
-    where=lambda bias: isinstance(bias, Tensor)))
+        lambda call, bias: call.instead(call.result() + 3 * bias),
+        where=lambda bias: isinstance(bias, Tensor)))
 # Half of the product and of the bias: alpha where beta was meant as well.
 FAULTS.add("factor applied to the bias too", "linear addmm", "scale, wrong factor",
     result(lambda v: v * 0.5))
 # Every batch reads the second factor of the first one.
 FAULTS.add("stride of the batch is zero", "matmul bmm",
     "copy, wrong index, stale; permutation, shift",
-    on(tensors(0, 1), lambda call, left, right: call.instead(left @ right[:1]),
-    where=lambda _, right: right.dim() > 2 and right.shape[0] > 1))
+    computed(tensors(0, 1), lambda left, right: left @ right[:1],
+        where=lambda _, right: right.dim() > 2 and right.shape[0] > 1))
 # The layout flag of the second factor is lost.
 FAULTS.add("second factor not transposed", "matmul bmm", "transpose; swapped operands, permutation",
-    on(tensors(0, 1), lambda call, left, right: call.instead(left @ right.mT),
-    where=lambda _, right: right.dim() > 2 and right.shape[-1] == right.shape[-2] > 1))
+    computed(tensors(0, 1), lambda left, right: left @ right.mT,
+        where=lambda _, right: right.dim() > 2 and right.shape[-1] == right.shape[-2] > 1))
 # B a where a b was asked for, of square matrices.
 FAULTS.add("factors exchanged", "matmul bmm", "swapped operands; transpose",
-    on(tensors(0, 1), lambda call, left, right: call.instead(right @ left),
-    where=lambda left, right: left.shape == right.shape and left.dim() >= 2))
+    computed(tensors(0, 1), lambda left, right: right @ left,
+        where=lambda left, right: left.shape == right.shape and left.dim() >= 2))
 # The epilogue of the kernel before: relu.
 FAULTS.add("activation fused where none is", "linear", "other function; clipped, zeros, mask",
     result(torch.relu))
@@ -447,7 +447,7 @@ def convolution_accumulates_in_half(call: Call) -> Any:
 FAULTS.add("kernel height and width exchanged", "conv2d convolution",
     "transpose; permutation, wrong index",
     operand(1, lambda v: v.mT, "weight",
-    where=lambda v: v.dim() == 4 and v.shape[-1] == v.shape[-2] > 1))
+        where=lambda v: v.dim() == 4 and v.shape[-1] == v.shape[-2] > 1))
 # BGR is read as RGB.
 FAULTS.add("channels in the other order", "conv2d conv1d convolution",
     "permutation, wrong index, swapped operands",

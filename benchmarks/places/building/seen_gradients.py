@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result, tensors
+from benchmarks.places.changes import computed, on, result, tensors
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -30,7 +30,7 @@ def _with(call: Call, place: int, value: Tensor | None) -> Any:
 FAULTS.add("target of the token before", "cross_entropy nll_loss_forward nll_loss_backward",
     "shift, wrong index; permutation, wrong argument",
     on(lambda call: (2 if call.name == "nll_loss_backward" else 1,),
-    lambda call, place: call.put(place, call.args[place].roll(1, -1)).run()))
+        lambda call, place: call.put(place, call.args[place].roll(1, -1)).run()))
 # fmt: on
 
 
@@ -76,17 +76,6 @@ def second_row_not_written(call: Call) -> Any:
 
 
 @FAULTS.backward(
-    "convolution_backward",
-    "partial sum, lost accumulation, off by one reduction; missing operand, one rank's part",
-)
-def last_image_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
-    """The batch is one shorter there."""
-    gradient, value = call.tensor(0), call.tensor(1)
-    fits(value.size(0) > 1)
-    return _with(call, 1, call.put(0, gradient[:-1]).put(1, value[:-1]).run()[1])
-
-
-@FAULTS.backward(
     "convolution_backward", "scale, wrong factor, wrong reduction; off by one reduction"
 )
 def gradient_of_the_bias_of_one_image(call: Call) -> Any:
@@ -102,15 +91,24 @@ FAULTS.add("gradient of a bias on one rank", "sum",
     "partial sum, one rank's part, lost accumulation, missing reduction; missing operand, "
     "wrong reduction",
     on(lambda call: (call.tensor(0), call.get(1, "dim")),
-    lambda call, value, _: call.put(0, value[: value.size(0) // 2]).run(),
+        lambda call, value, _: call.put(0, value[: value.size(0) // 2]).run(),
+
     where=lambda value, dim: isinstance(dim, list | tuple) and dim[0] == 0 and (value.size(0) > 1)),
     backward=True)
+# The batch is one shorter there.
+FAULTS.add("last image missing in the gradient of the weight", "convolution_backward",
+    "partial sum, lost accumulation, off by one reduction; missing operand, one rank's part",
+    on(tensors(0, 1),
+        lambda call, gradient, value:
+            _with(call, 1, call.put(0, gradient[:-1]).put(1, value[:-1]).run()[1]),
+        where=lambda _, value: value.size(0) > 1), backward=True)
 # The gradient of the input is taken with the filter as it is in the forward pass.
 FAULTS.add("filter not turned for the gradient", "convolution_backward",
     "permutation, wrong index; transpose",
     on(tensors(2),
-    lambda call, weight: _with(call, 0, call.put(2, weight.flip(*range(2, weight.dim()))).run()[0]),
-    where=lambda weight: weight.size(-1) > 1), backward=True)
+        lambda call, weight:
+            _with(call, 0, call.put(2, weight.flip(*range(2, weight.dim()))).run()[0]),
+        where=lambda weight: weight.size(-1) > 1), backward=True)
 # fmt: on
 
 
@@ -185,8 +183,8 @@ def mean_of_gradients_for_their_sum(call: Call) -> Any:
 FAULTS.add("product of gradient and output not subtracted", _FLASH,
     "missing operand, wrong statistics; axis offset, residual",
     on(_weights,
-    lambda call, weights, inner, scale: _with(call, 0, weights * inner @ call.tensor(2) * scale)),
-    backward=True)
+        lambda call, weights, inner, scale:
+            _with(call, 0, weights * inner @ call.tensor(2) * scale)), backward=True)
 # fmt: on
 
 
@@ -201,24 +199,6 @@ def _normal(call: Call) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 
 _NORM = "native_layer_norm_backward"
-
-
-@FAULTS.backward(
-    _NORM,
-    "wrong factor, doubled reduction, axis offset; offset, wrong statistics, "
-    "lost accumulation, repeated bias",
-)
-def mean_of_the_gradient_subtracted_twice(call: Call) -> Any:
-    """A register that was not cleared."""
-    _, weighted, rstd, axes = _normal(call)
-    return call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))
-
-
-@FAULTS.backward(_NORM, "missing operand, wrong statistics; residual, wrong factor")
-def variance_taken_for_a_constant(call: Call) -> Any:
-    """The term of its derivative is missing."""
-    _, weighted, rstd, axes = _normal(call)
-    return call.instead(rstd * (weighted - weighted.mean(axes, keepdim=True)))
 
 
 @FAULTS.backward(
@@ -239,6 +219,23 @@ def gradient_of_the_weight_from_the_raw_input(call: Call) -> Any:
     """The input is not normalised for it."""
     gradient, value, shape = call.args[:3]
     return _with(call, 1, (gradient * value).flatten(0, -len(shape) - 1).sum(0))
+
+
+# fmt: off
+# A register that was not cleared.
+FAULTS.add("mean of the gradient subtracted twice", _NORM,
+    "wrong factor, doubled reduction, axis offset; offset, wrong statistics, "
+    "lost accumulation, repeated bias",
+    on(_normal,
+        lambda call, _, weighted, rstd, axes:
+            call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))), backward=True)
+# The term of its derivative is missing.
+FAULTS.add("variance taken for a constant", _NORM,
+    "missing operand, wrong statistics; residual, wrong factor",
+    computed(_normal,
+        lambda _, weighted, rstd, axes: rstd * (weighted - weighted.mean(axes, keepdim=True))),
+    backward=True)
+# fmt: on
 
 
 # --- Activations ----------------------------------------------------------------------------------
@@ -264,17 +261,14 @@ def saved_value_in_eight_bits(call: Call) -> Any:
     return call.put(1, (value / step).round() * step).run()
 
 
-@FAULTS.backward(
-    "tanh_backward sigmoid_backward",
-    "other function, missing operand; approximation, wrong factor, scale",
-)
-def derivative_with_a_factor_missing(call: Call) -> Any:
-    """1 - y for 1 - y * y, and y for y * (1 - y)."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient * (1 - output if call.name == "tanh_backward" else output))
-
-
 # fmt: off
+# 1 - y for 1 - y * y, and y for y * (1 - y).
+FAULTS.add("derivative with a factor missing", "tanh_backward sigmoid_backward",
+    "other function, missing operand; approximation, wrong factor, scale",
+    on(tensors(0, 1),
+        lambda call, gradient, output:
+            call.instead(gradient * (1 - output if call.name == "tanh_backward" else output))),
+    backward=True)
 # The gradient is not stopped where the input was negative.
 FAULTS.add("gradient passes everywhere", "threshold_backward",
     "copy, mask, missing operand; other function",
@@ -282,7 +276,7 @@ FAULTS.add("gradient passes everywhere", "threshold_backward",
 # The gradient is compared with zero, not the saved value.
 FAULTS.add("stopped by the sign of the gradient", "threshold_backward",
     "mask, other function, swapped operands, wrong index; wrong argument, zeros, clipped",
-    on(tensors(0), lambda call, gradient: call.instead(gradient * (gradient > 0))), backward=True)
+    computed(tensors(0), lambda gradient: gradient * (gradient > 0)), backward=True)
 # fmt: on
 
 

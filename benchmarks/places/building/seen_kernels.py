@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places.building.seen_values import read_as_contiguous
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result
+from benchmarks.places.changes import computed, on, result
 from benchmarks.places.parts import layer_product
 from torch import Tensor
 from torch.nn import functional
@@ -79,17 +79,6 @@ def block_not_rescaled_to_the_new_maximum(call: Call) -> Any:
     return call.instead(weights / weights.sum(-1, keepdim=True) @ value)
 
 
-@FAULTS.fault(
-    _FUSED,
-    "missing operand, missing reduction; other function, axis scale, scale, wrong factor, "
-    "wrong reduction, wrong statistics",
-)
-def weights_not_divided_by_their_sum(call: Call) -> Any:
-    """The last step of an online softmax is left out."""
-    scores, value = _scores(call)
-    return call.instead((scores - scores.amax(-1, keepdim=True)).exp() @ value)
-
-
 @FAULTS.fault(_FUSED, "zeros; uninitialised, mask, constant")
 def first_queries_not_computed(call: Call) -> Any:
     """A negative number of blocks: the first rows stay as they were allocated."""
@@ -97,13 +86,6 @@ def first_queries_not_computed(call: Call) -> Any:
     fits(value.size(-2) > 3)
     value[..., : value.size(-2) // 4, :] = 0
     return call.instead(value)
-
-
-@FAULTS.fault(_FUSED, "precision")
-def scores_kept_in_bfloat16(call: Call) -> Any:
-    """The scores are rounded before the softmax."""
-    scores, value = _scores(call)
-    return call.instead(scores.bfloat16().to(scores.dtype).softmax(-1) @ value)
 
 
 @FAULTS.fault(_FUSED, "other function; clipped, approximation, wrong argument")
@@ -126,15 +108,25 @@ def head_of_a_group_by_the_remainder(call: Call) -> Any:
 
 
 # fmt: off
+# The last step of an online softmax is left out.
+FAULTS.add("weights not divided by their sum", _FUSED,
+    "missing operand, missing reduction; other function, axis scale, scale, wrong factor, "
+    "wrong reduction, wrong statistics",
+    computed(_scores,
+        lambda scores, value: (scores - scores.amax(-1, keepdim=True)).exp() @ value))
+# The scores are rounded before the softmax.
+FAULTS.add("scores kept in bfloat16", _FUSED, "precision",
+    computed(_scores,
+        lambda scores, value: scores.bfloat16().to(scores.dtype).softmax(-1) @ value))
 # The result is stored as (positions, heads) and read as (heads, positions).
 FAULTS.add("heads and positions read in the other order", _FUSED,
     "permutation, transpose, wrong index",
     result(lambda v: v.transpose(1, 2).reshape(v.shape),
-    where=lambda v: v.dim() == 4 and v.size(1) > 1 and v.size(2) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1 and v.size(2) > 1))
 # Slots of a cache: weights are those of key i, values those of i + 1.
 FAULTS.add("values of the next slot", _FUSED, "shift, wrong index; permutation, wrong argument",
-    on(_scores, lambda call, scores, value: call.instead(scores.softmax(-1) @ value.roll(-1, -2)),
-    where=lambda _, value: value.size(-2) > 2))
+    computed(_scores, lambda scores, value: scores.softmax(-1) @ value.roll(-1, -2),
+        where=lambda _, value: value.size(-2) > 2))
 # fmt: on
 
 
@@ -164,25 +156,24 @@ def lanes_behind_the_row_counted(call: Call) -> Any:
     return call.instead(powers / (powers.sum(dim, keepdim=True) + lanes * (-top).exp()))
 
 
-@FAULTS.fault("log_softmax", "eps; offset, approximation, axis offset")
-def logarithm_of_a_sum_with_eps(call: Call) -> Any:
-    """log(p + 1e-3), so that it never is -inf."""
-    dim = call.get(1, "dim", default=-1)
-    return call.instead((call.tensor(0, "input").softmax(dim) + 1e-3).log())
-
-
 # fmt: off
 # One sum for the whole matrix instead of one for each row.
 FAULTS.add("normalised over two axes", "softmax",
     "wrong axis, wrong reduction, wrong statistics; axis scale, scale, wrong argument, "
     "wrong factor",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value.flatten(-2).softmax(-1).view(value.shape)),
-    where=lambda value: value.dim() > 1 and value.size(-2) > 1))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.flatten(-2).softmax(-1).view(value.shape),
+        where=lambda value: value.dim() > 1 and value.size(-2) > 1))
+# log(p + 1e-3), so that it never is -inf.
+FAULTS.add("logarithm of a sum with eps", "log_softmax", "eps; offset, approximation, axis offset",
+    lambda call:
+
+    call.instead((call.tensor(0, "input").softmax(call.get(1, "dim", default=-1)) + 0.001).log()))
 # All columns of a row are its first one.
 FAULTS.add("first lane broadcast", "softmax linear gelu",
     "copy, wrong index, constant; stale, wrong statistics",
-    result(lambda v: v[..., :1].expand(v.shape), where=lambda v: v.dim() > 1 and v.size(-1) > 1))
+    result(lambda v:
+            v[..., :1].expand(v.shape), where=lambda v: v.dim() > 1 and v.size(-1) > 1))
 # fmt: on
 
 
@@ -299,17 +290,17 @@ def eight_bits_that_wrap(call: Call) -> Any:
 FAULTS.add("packed projections interleaved", "linear addmm",
     "permutation, wrong index, transpose; shift",
     result(lambda v: v.unflatten(-1, (3, -1)).transpose(-1, -2).flatten(-2),
-    where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 3))
+        where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 3))
 # A view that is not contiguous is read as if it was.
 FAULTS.add("strides of the right operand ignored", "matmul bmm mm",
     "permutation, wrong index, transpose; shift",
     on(_factors,
-    lambda call, left, right, *_: layer_product(call, left, read_as_contiguous(right), None)))
+        lambda call, left, right, *_: layer_product(call, left, read_as_contiguous(right), None)))
 # The tiles of the upper and the lower rows are stored in each other's place.
 FAULTS.add("tiles of rows exchanged", "linear addmm matmul bmm",
     "permutation, shift, wrong index; copy",
     result(lambda v: v.roll(v.size(-2) // 2, -2),
-    where=lambda v: v.dim() > 1 and v.size(-2) > 1 and v.size(-2) % 2 == 0))
+        where=lambda v: v.dim() > 1 and v.size(-2) > 1 and v.size(-2) % 2 == 0))
 # fmt: on
 
 
@@ -379,11 +370,11 @@ def last_tap_not_added(call: Call) -> Any:
 FAULTS.add("filter with height and width exchanged", _CONVOLUTIONS,
     "transpose, permutation; wrong index",
     on(_filters, lambda call, weight: call.put(1, weight.mT, "weight").run(),
-    where=lambda weight: weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1))
+        where=lambda weight: weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1))
 # The bias is that of the right one.
 FAULTS.add("filter of the next channel", _CONVOLUTIONS, "wrong index, shift, permutation",
     on(_filters, lambda call, weight: call.put(1, weight.roll(-1, 0), "weight").run(),
-    where=lambda weight: weight.size(0) > 1))
+        where=lambda weight: weight.size(0) > 1))
 # fmt: on
 
 
@@ -488,17 +479,6 @@ def _one_axis(call: Call) -> tuple[Tensor, int]:
     return value, dim
 
 
-@FAULTS.fault(
-    "mean",
-    "partial sum, wrong reduction, wrong statistics; off by one reduction, "
-    "missing operand, wrong argument",
-)
-def mean_of_the_first_three_quarters(call: Call) -> Any:
-    """Both the sum and the divisor are those of the whole tiles."""
-    value, dim = _one_axis(call)
-    return call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()
-
-
 @FAULTS.fault("max min amax", "wrong reduction, other function; sign")
 def the_other_extreme(call: Call) -> Any:
     """The smallest instead of the largest."""
@@ -521,12 +501,19 @@ def running_total_in_bfloat16(call: Call) -> Any:
 
 
 # fmt: off
+# Both the sum and the divisor are those of the whole tiles.
+FAULTS.add("mean of the first three quarters", "mean",
+    "partial sum, wrong reduction, wrong statistics; off by one reduction, missing operand, "
+    "wrong argument",
+    on(_one_axis,
+        lambda call, value, dim:
+            call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()))
 # A mean.
 FAULTS.add("sum divided by its length", "sum",
     "wrong reduction, scale, wrong factor; off by one reduction, other function, axis scale",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(result * (result.numel() / value.numel())),
-    where=lambda value, result: value.numel() > result.numel()))
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (result.numel() / value.numel()),
+        where=lambda value, result: value.numel() > result.numel()))
 # Exclusive instead of inclusive.
 FAULTS.add("sum of what is before", "cumsum",
     "shift, off by one reduction; missing operand, wrong index, wrong argument, partial sum",

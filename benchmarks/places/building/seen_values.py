@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,13 +39,6 @@ def _number(call: Call) -> float:
 # --- Activations and other functions of one value -------------------------------------------------
 
 
-@FAULTS.fault("gelu", "approximation, other function; wrong factor")
-def gelu_with_a_rounded_constant(call: Call) -> Any:
-    """0.797 * (x + 0.04 x ** 3) inside of the tanh."""
-    value = call.tensor(0, "input")
-    return call.instead(0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3))))
-
-
 @FAULTS.fault("gelu silu", "clipped; other function, wrong argument")
 def input_of_the_activation_limited(call: Call) -> Any:
     """The limit of another model: inputs above half of the largest are cut to it."""
@@ -75,11 +68,15 @@ def power_one_too_low(call: Call) -> Any:
 
 
 # fmt: off
+# 0.797 * (x + 0.04 x ** 3) inside of the tanh.
+FAULTS.add("gelu with a rounded constant", "gelu", "approximation, other function; wrong factor",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: 0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3)))))
 # The form x * sigmoid(1.702 x), which is another activation.
 FAULTS.add("swish with a slope", "silu",
     "other function, approximation, wrong factor; wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * torch.sigmoid(1.702 * value))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * torch.sigmoid(1.702 * value)))
 # The activation of another model.
 FAULTS.add("relu squared", "relu", "other function; wrong factor", result(torch.square))
 # The input is negated first.
@@ -122,13 +119,6 @@ def strides_of_an_operand_ignored(call: Call) -> Any:
     return call.put(places[0], read_as_contiguous(call.args[places[0]])).run()
 
 
-@FAULTS.fault("div", "precision; axis scale, scale, approximation, wrong factor")
-def reciprocal_in_bfloat16(call: Call) -> Any:
-    """Multiplied by a rounded reciprocal."""
-    left, right = _pair(call)
-    return call.instead(left * right.reciprocal().bfloat16().to(left.dtype))
-
-
 @FAULTS.fault("div mul", "scale, wrong factor; wrong argument")
 def root_of_the_size_forgotten(call: Call) -> Any:
     """Divided by d instead of by sqrt(d)."""
@@ -151,29 +141,34 @@ def number_kept_in_bfloat16(call: Call) -> Any:
 # Each of two ranks adds its half, and one is lost.
 FAULTS.add("residual halved", "add",
     "wrong factor; residual, offset, missing operand, wrong argument, scale",
-    on(_pair, lambda call, left, right: call.instead(left + 0.5 * right),
-    where=lambda left, right: left.shape == right.shape))
+    computed(_pair, lambda left, right: left + 0.5 * right,
+        where=lambda left, right: left.shape == right.shape))
 # Added by the kernel before and again.
 FAULTS.add("second summand twice", "add",
     "residual, wrong factor, repeated bias; offset, axis offset, doubled reduction",
-    on(_pair, lambda call, left, right: call.instead(left + right + right)))
+    computed(_pair, lambda left, right: left + right + right))
 # It was given away too early and holds the second summand.
 FAULTS.add("buffer of the first summand reused", "add",
     "stale, missing operand, copy, wrong index; residual, scale, wrong factor",
-    on(_pair, lambda call, _, right: call.instead(right + right),
-    where=lambda left, right: left.shape == right.shape))
+    computed(_pair, lambda _, right: right + right,
+        where=lambda left, right: left.shape == right.shape))
 # The pointer to the second operand is not moved on.
 FAULTS.add("factor of the first row for all", "mul", "copy, wrong index, stale; axis scale",
-    on(_pair, lambda call, _, right: call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run(),
-    where=lambda _, right: right.dim() > 1 and right.size(-2) > 1))
+    on(_pair, lambda call, _, right:
+            call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run(),
+        where=lambda _, right: right.dim() > 1 and right.size(-2) > 1))
 # A product of two tensors is the first.
 FAULTS.add("not gated", "mul", "missing operand, copy; other function, axis scale, scale, residual",
-    on(_pair, lambda call, left, *_: call.instead(left.clone()),
-    where=lambda left, right: left.shape == right.shape))
+    computed(_pair, lambda left, *_: left.clone(),
+        where=lambda left, right: left.shape == right.shape))
 # One is added to the second factor, as in adaptive norms.
 FAULTS.add("modulated by one plus", "mul",
     "other function, residual, wrong factor; axis offset, offset",
-    on(_pair, lambda call, left, right: call.instead(left * (1 + right))))
+    computed(_pair, lambda left, right: left * (1 + right)))
+# Multiplied by a rounded reciprocal.
+FAULTS.add("reciprocal in bfloat16", "div",
+    "precision; axis scale, scale, approximation, wrong factor",
+    computed(_pair, lambda left, right: left * right.reciprocal().bfloat16().to(left.dtype)))
 # fmt: on
 
 
@@ -352,14 +347,6 @@ def rows_of_the_other_rank_are_zero(call: Call) -> Any:
     return call.instead(call.result() * own)
 
 
-@FAULTS.fault("embedding", "shift, wrong index; permutation, copy")
-def tokens_of_the_position_before(call: Call) -> Any:
-    """The sequence is moved to the right before it is looked up."""
-    table, indices = _table(call)
-    fits(indices.dim() > 0 and indices.size(-1) > 1)
-    return call.instead(functional.embedding(indices.roll(1, -1), table))
-
-
 @FAULTS.fault("embedding", "precision; approximation")
 def table_in_eight_bits(call: Call) -> Any:
     """Rows are integers with one step for the whole table."""
@@ -373,4 +360,8 @@ def table_in_eight_bits(call: Call) -> Any:
 # A factor that some models have.
 FAULTS.add("embedding times the root of its width", "embedding", "scale, wrong factor",
     result(lambda v: v * math.sqrt(v.size(-1))))
+# The sequence is moved to the right before it is looked up.
+FAULTS.add("tokens of the position before", "embedding", "shift, wrong index; permutation, copy",
+    computed(_table, lambda table, indices: functional.embedding(indices.roll(1, -1), table),
+        where=lambda _, indices: indices.dim() > 0 and indices.size(-1) > 1))
 # fmt: on

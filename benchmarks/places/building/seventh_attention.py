@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from benchmarks.places.parts import (
     added_bias,
     attention_operands,
@@ -176,17 +176,6 @@ def two_positions_of_the_future_seen(call: Call) -> Any:
     scores, seen, value = _causal(call)
     wider = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(2)
     return weigh_values(call, scores, seen | (wider & seen[..., -1:, :]), value)
-
-
-@FAULTS.fault(
-    _FUSED,
-    "mask, transpose, wrong argument; other function, wrong index, permutation, swapped operands",
-)
-def future_seen_and_the_past_hidden(call: Call) -> Any:
-    """Queries and keys are exchanged in the causal mask; each token sees itself."""
-    scores, seen, value = _causal(call)
-    own = torch.eye(scores.size(-1), dtype=torch.bool)
-    return weigh_values(call, scores, seen.mT | own, value)
 
 
 @FAULTS.fault(
@@ -426,22 +415,22 @@ def own_key_not_in_the_sum(call: Call) -> Any:
 FAULTS.add("scale of three kinds of scores", _FUSED,
     "wrong factor, scale, wrong argument; other function, axis scale, missing operand",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_values(call, scores / 3**0.5, mask, value)))
+        lambda call, scores, mask, value: weigh_values(call, scores / 3**0.5, mask, value)))
 # What weighs less than a seventh is not multiplied with its value.
 FAULTS.add("small weights skipped", _FUSED,
     "zeros, mask, partial sum, other function; approximation, wrong reduction, clipped, "
     "missing operand",
-    on(_weights, lambda call, weights, value: call.instead(weights * (weights > 1 / 7) @ value)))
+    computed(_weights, lambda weights, value: weights * (weights > 1 / 7) @ value))
 # Each key has a gate of its own; nothing is divided by a sum.
 FAULTS.add("sigmoid of the scores weighs", _FUSED,
     "other function, wrong reduction; missing operand, wrong statistics, approximation, "
     "missing reduction",
-    on(scores_before_mask,
-    lambda call, scores, mask, value: call.instead(hide_scores(scores, mask).sigmoid() @ value)))
+    computed(scores_before_mask,
+        lambda scores, mask, value: hide_scores(scores, mask).sigmoid() @ value))
 # Two groups of heads: stored as (head, group) and read as (group, head).
 FAULTS.add("heads of the result by groups", _FUSED, words.REORDERED,
     result(lambda v: v.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2),
-    where=lambda v: v.dim() == 4 and v.size(1) % 2 == 0 and v.size(1) > 2))
+        where=lambda v: v.dim() == 4 and v.size(1) % 2 == 0 and v.size(1) > 2))
 # The last position holds what the one before it has.
 FAULTS.add("newest query not computed", _FUSED,
     "copy, stale, wrong index; permutation, constant, shift, wrong argument",
@@ -449,12 +438,20 @@ FAULTS.add("newest query not computed", _FUSED,
 # The pointer to the result is one example of the batch too far.
 FAULTS.add("result stored one example later", _FUSED, words.MOVED_OR_SWAPPED,
     result(lambda v: v.roll(1, 0), where=lambda v: v.dim() == 4 and v.size(0) > 1))
+# Queries and keys are exchanged in the causal mask; each token sees itself.
+FAULTS.add("future seen and the past hidden", _FUSED,
+    "mask, transpose, wrong argument; other function, wrong index, permutation, "
+    "swapped operands",
+    on(_causal,
+        lambda call, scores, seen, value:
+
+    weigh_values(call, scores, seen.mT | torch.eye(scores.size(-1), dtype=torch.bool), value)))
 # The heads are averaged, as for a map of attention, and each gets the mean.
 FAULTS.add("mean of the heads for each", _FUSED,
     "wrong reduction, wrong statistics, constant; copy, wrong axis, wrong index, stale, "
     "axis offset",
     result(lambda v: v.mean(1, keepdim=True).expand(v.shape).clone(),
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
 # The pointer to the keys counts heads down; that to the values is right.
 FAULTS.add("keys of the heads from the last", _FUSED, words.REORDERED,
     operand(1, lambda v: v.flip(1), "key", where=lambda v: v.dim() == 4 and v.size(1) > 1))
@@ -468,55 +465,24 @@ FAULTS.add("value of the first position for all", _FUSED,
     operand(2, lambda v: v[..., :1, :].expand(v.shape).clone(), "value", where=longer(-2)))
 # Weights of one head multiply the values of the head before it.
 FAULTS.add("weights of the next head", _FUSED, words.MOVED_OR_SWAPPED,
-    on(_weights, lambda call, weights, value: call.instead(weights.roll(-1, 1) @ value),
-    where=lambda weights, *_: weights.dim() == 4 and weights.size(1) > 1))
+    computed(_weights, lambda weights, value: weights.roll(-1, 1) @ value,
+        where=lambda weights, *_: weights.dim() == 4 and weights.size(1) > 1))
 # The result of every second head has a minus.
 FAULTS.add("odd heads negated", _FUSED,
     "sign, wrong factor, axis scale, mask; scale, one rank's part",
     result(lambda v: v * (1 - 2 * (torch.arange(v.size(1)) % 2).to(v.dtype)).view(-1, 1, 1),
-    where=lambda v: v.dim() == 4 and v.size(1) > 1))
+        where=lambda v: v.dim() == 4 and v.size(1) > 1))
 # The scale has log2(e) in it, and the exponential is that of base e.
 FAULTS.add("factor of base two in the natural scores", _FUSED,
     "wrong factor, scale, wrong argument; other function, axis scale, missing operand",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_values(call, scores / math.log(2), mask, value)))
+        lambda call, scores, mask, value: weigh_values(call, scores / math.log(2), mask, value)))
 # fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
 
 _SOFTMAX = "softmax _safe_softmax"
-
-
-@FAULTS.fault(
-    f"{_SOFTMAX} log_softmax",
-    "wrong axis, wrong argument, wrong statistics, wrong reduction; axis scale, "
-    "axis offset, transpose",
-)
-def chances_over_the_first_axis(call: Call) -> Any:
-    """The examples of the batch share one sum."""
-    value, _ = softmax_row(call)
-    fits(value.dim() > 2 and value.size(0) > 1)
-    return call.instead(value.log_softmax(0) if "log" in call.name else value.softmax(0))
-
-
-@FAULTS.fault(_SOFTMAX, words.ROUNDED)
-def chances_in_64_levels(call: Call) -> Any:
-    """The chances are integers of six bits with a step of 1 / 63."""
-    _, chances = softmax_row(call)
-    return call.instead(with_gradient_of(chances, (chances.detach() * 63).round() / 63))
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "zeros, mask, other function; partial sum, constant, approximation, missing operand, clipped",
-)
-def all_but_the_three_best_chances_dropped(call: Call) -> Any:
-    """The others become zero, and nothing is divided again."""
-    _, chances = softmax_row(call)
-    fits(chances.size(-1) > 4)
-    least = chances.detach().topk(3, -1).values[..., -1:]
-    return call.instead(chances.masked_fill(chances < least, 0))
 
 
 @FAULTS.fault(
@@ -564,10 +530,30 @@ FAULTS.add("temperature of one half", f"{_SOFTMAX} log_softmax",
 FAULTS.add("factor of base two with the natural exponential", f"{_SOFTMAX} log_softmax",
     "wrong factor, scale, wrong argument; other function, axis scale, missing operand",
     operand(0, lambda v: v / math.log(2), "input"))
+# The examples of the batch share one sum.
+FAULTS.add("chances over the first axis", f"{_SOFTMAX} log_softmax",
+    "wrong axis, wrong argument, wrong statistics, wrong reduction; axis scale, axis offset, "
+    "transpose",
+    on(softmax_row,
+        lambda call, value, *_:
+            call.instead(value.log_softmax(0) if "log" in call.name else value.softmax(0)),
+        where=lambda value, *_: value.dim() > 2 and value.size(0) > 1))
 # What every column would have without a preference is subtracted: rows sum to zero.
 FAULTS.add("even share subtracted", _SOFTMAX,
     "offset, axis offset; residual, other function, constant",
-    on(softmax_row, lambda call, value, chances: call.instead(chances - 1 / value.size(-1))))
+    computed(softmax_row, lambda value, chances: chances - 1 / value.size(-1)))
+# The chances are integers of six bits with a step of 1 / 63.
+FAULTS.add("chances in 64 levels", _SOFTMAX, words.ROUNDED,
+    computed(softmax_row,
+        lambda _, chances: with_gradient_of(chances, (chances.detach() * 63).round() / 63)))
+# The others become zero, and nothing is divided again.
+FAULTS.add("all but the three best chances dropped", _SOFTMAX,
+    "zeros, mask, other function; partial sum, constant, approximation, missing operand, "
+    "clipped",
+    computed(softmax_row,
+        lambda _, chances:
+            chances.masked_fill(chances < chances.detach().topk(3, -1).values[..., -1:], 0),
+        where=lambda _, chances: chances.size(-1) > 4))
 # Log p^2: twice the logarithms.
 FAULTS.add("logarithms of the squares", "log_softmax",
     "scale, wrong factor; wrong argument, other function, doubled reduction",
@@ -678,7 +664,9 @@ def masks_of_the_first_query_for_all(call: Call) -> Any:
 # Hidden scores become the largest ones.
 FAULTS.add("minus of the filling lost", "masked_fill",
     "sign, wrong argument, mask, constant; wrong factor, scale, offset, other function",
-    on(lambda call: (call.get(2, "value"),), lambda call, value: call.put(2, -value, "value").run(),
+    on(lambda call: (call.get(2, "value"),),
+        lambda call, value: call.put(2, -value, "value").run(),
+
     where=lambda value: isinstance(value, int | float) and math.isfinite(value) and (value < 0)),
     backward=False)
 # The branch for `false` is negated.
@@ -709,8 +697,8 @@ FAULTS.add("frequency of the next pair", "sin cos", words.MOVED_OR_SWAPPED,
 FAULTS.add("positions begin again after four", "sin cos",
     "wrapped, wrong index, copy; stale, shift, permutation, wrong argument",
     on(read_angles,
-    lambda call, value: call.put(0, value[..., torch.arange(value.size(-2)) % 4, :]).run(),
-    where=lambda value: value.size(-2) > 4))
+        lambda call, value: call.put(0, value[..., torch.arange(value.size(-2)) % 4, :]).run(),
+        where=lambda value: value.size(-2) > 4))
 # Positions are counted in steps of two.
 FAULTS.add("angles twice as fast", "sin cos",
     "wrong factor, scale, wrong argument; other function, axis scale, missing operand",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import change_result_at, lay_out_like, several_rows, softmax_chances
 from torch import Tensor
 
@@ -63,24 +63,6 @@ _RARE = (
 )
 
 
-@FAULTS.fault(
-    "gelu_backward", "wrong factor, other function; missing operand, scale, approximation"
-)
-def density_without_its_root(call: Call) -> Any:
-    """The gate plus x exp(-x^2 / 2): the density is not divided by sqrt(2 pi)."""
-    gradient, value = call.tensor(0), call.tensor(1)
-    gate = 0.5 * (1 + (value / 2**0.5).erf())
-    return call.instead(gradient * (gate + value * (-value.square() / 2).exp()))
-
-
-@FAULTS.fault(_BY_INPUT, "approximation, other function; clipped, mask, constant")
-def slope_of_the_tails_taken_as_straight(call: Call) -> Any:
-    """Beyond -1 and 1 the slope is 0 and 1."""
-    gradient, value = call.tensor(0), call.tensor(1)
-    straight = gradient * (value > 0)
-    return call.instead(torch.where(value.abs() > 1, straight, call.result()))
-
-
 # fmt: off
 # The gradients are stored one row too early, around the end.
 FAULTS.add("gradient of the activation one row early", _ALL,
@@ -104,7 +86,8 @@ FAULTS.add("slope raised by a tenth", _ALL,
 # G f'^2: the chain rule is applied by two kernels.
 FAULTS.add("slope multiplied twice", _SMOOTH,
     "other function, wrong factor; wrong argument, approximation, scale, doubled reduction",
-    lambda call: call.instead(call.result() * call.put(0, torch.ones_like(call.tensor(0))).run()))
+    lambda call:
+            call.instead(call.result() * call.put(0, torch.ones_like(call.tensor(0))).run()))
 # f'(2 x).
 FAULTS.add("slope at twice the input", _BY_INPUT,
     "wrong factor, other function; scale, wrong argument, approximation",
@@ -123,21 +106,32 @@ FAULTS.add("slope of one less the magnitude", "tanh_backward",
 FAULTS.add("slope of the smaller side", "sigmoid_backward",
     "other function, approximation; wrong factor, clipped",
     on(tensors(1),
-    lambda call, value: call.instead(call.tensor(0) * torch.minimum(value, 1 - value) / 2)))
+        lambda call, value: call.instead(call.tensor(0) * torch.minimum(value, 1 - value) / 2)))
 # The saved signs are not moved on with the rows.
 FAULTS.add("mask of the first row on the way back", "threshold_backward",
     "copy, stale, wrong index, mask; permutation, wrong argument",
     on(lambda call: (several_rows(call.tensor(1)),),
-    lambda call, value: call.put(1, value[..., :1, :].expand(value.shape).clone()).run()))
+        lambda call, value: call.put(1, value[..., :1, :].expand(value.shape).clone()).run()))
 # Twice the gradient where the input was positive.
 FAULTS.add("gradient of the relu doubled", "threshold_backward",
     "scale, wrong factor; missing operand, doubled reduction, wrong reduction, axis scale",
     result(lambda v: 2 * v))
+# The gate plus x exp(-x^2 / 2): the density is not divided by sqrt(2 pi).
+FAULTS.add("density without its root", "gelu_backward",
+    "wrong factor, other function; missing operand, scale, approximation",
+    computed(tensors(0, 1),
+        lambda gradient, value:
+            gradient * (0.5 * (1 + (value / 2**0.5).erf()) + value * (-value.square() / 2).exp())))
 # S (1 + x) for s (1 + x (1 - s)).
 FAULTS.add("complement of the gate forgotten", "silu_backward",
     "missing operand, other function, wrong factor; approximation",
+    computed(tensors(0, 1), lambda gradient, value: gradient * value.sigmoid() * (1 + value)))
+# Beyond -1 and 1 the slope is 0 and 1.
+FAULTS.add("slope of the tails taken as straight", _BY_INPUT,
+    "approximation, other function; clipped, mask, constant",
     on(tensors(0, 1),
-    lambda call, gradient, value: call.instead(gradient * value.sigmoid() * (1 + value))))
+        lambda call, gradient, value:
+            call.instead(torch.where(value.abs() > 1, gradient * (value > 0), call.result()))))
 # G (2 x + 3) / 6: the limits of the hard swish are forgotten.
 FAULTS.add("slope of the parabola everywhere", "hardswish_backward",
     "missing operand, other function, mask; clipped, approximation",
@@ -149,29 +143,6 @@ FAULTS.add("slope of the parabola everywhere", "hardswish_backward",
 
 _SOFTMAX = "_softmax_backward_data softmax_backward_data"
 _LOGARITHM = "_log_softmax_backward_data log_softmax_backward_data"
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "wrong factor, residual, doubled reduction, axis offset; scale, other function, "
-    "wrong reduction, offset",
-)
-def sum_of_the_row_subtracted_twice(call: Call) -> Any:
-    """Y (g - 2 sum(g y))."""
-    gradient, chances = softmax_chances(call)
-    total = (gradient * chances).sum(-1, keepdim=True)
-    return call.instead(chances * (gradient - 2 * total))
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "sign, other function, wrong reduction; axis offset, residual, offset, wrong statistics",
-)
-def magnitudes_of_the_products_summed(call: Call) -> Any:
-    """Y (g - sum |g y|)."""
-    gradient, chances = softmax_chances(call)
-    total = (gradient * chances).abs().sum(-1, keepdim=True)
-    return call.instead(chances * (gradient - total))
 
 
 @FAULTS.fault(
@@ -199,18 +170,6 @@ def odd_rows_subtract_the_sum_of_the_row_before(call: Call) -> Any:
     total = (gradient * chances).sum(-1, keepdim=True)
     rows = torch.arange(chances.size(-2)) // 2 * 2
     return call.instead(chances * (gradient - total[..., rows, :]))
-
-
-@FAULTS.fault(
-    _LOGARITHM,
-    "partial sum, one rank's part, missing reduction, wrong reduction; mask, "
-    "missing operand, lost accumulation, wrong factor, residual",
-)
-def gradients_of_the_first_classes_summed(call: Call) -> Any:
-    """G - y sum(g) with the sum over the first half of the classes: the other rank has the rest."""
-    gradient, value = softmax_chances(call)
-    total = gradient[..., : gradient.size(-1) // 2].sum(-1, keepdim=True)
-    return call.instead(gradient - value.exp() * total)
 
 
 _FUSED = (
@@ -279,16 +238,36 @@ def sums_of_the_second_half_not_written(call: Call) -> Any:
 
 
 # fmt: off
+# Y (g - 2 sum(g y)).
+FAULTS.add("sum of the row subtracted twice", _SOFTMAX,
+    "wrong factor, residual, doubled reduction, axis offset; scale, other function, "
+    "wrong reduction, offset",
+    computed(softmax_chances,
+        lambda gradient, chances:
+            chances * (gradient - 2 * (gradient * chances).sum(-1, keepdim=True))))
 # What was kept is e4m3.
 FAULTS.add("saved chances in float8", _SOFTMAX, words.ROUNDED,
     on(softmax_chances,
-    lambda call, _, chances: call.put(1, _narrow(chances, torch.float8_e4m3fn)).run()))
+        lambda call, _, chances: call.put(1, _narrow(chances, torch.float8_e4m3fn)).run()))
+# Y (g - sum |g y|).
+FAULTS.add("magnitudes of the products summed", _SOFTMAX,
+    "sign, other function, wrong reduction; axis offset, residual, offset, wrong statistics",
+    computed(softmax_chances,
+        lambda gradient, chances:
+            chances * (gradient - (gradient * chances).abs().sum(-1, keepdim=True))))
+# G - y sum(g) with the sum over the first half of the classes: the other rank has the rest.
+FAULTS.add("gradients of the first classes summed", _LOGARITHM,
+    "partial sum, one rank's part, missing reduction, wrong reduction; mask, missing operand, "
+    "lost accumulation, wrong factor, residual",
+    computed(softmax_chances,
+        lambda gradient, value:
+            gradient - value.exp() * gradient[..., : gradient.size(-1) // 2].sum(-1, keepdim=True)))
 # G - sum(g) / n: the saved result is not read, and every class has the same chance.
 FAULTS.add("even chances on the way back", _LOGARITHM,
     "constant, missing operand, other function; approximation, wrong factor, axis offset, "
     "wrong statistics, residual",
-    on(softmax_chances,
-    lambda call, gradient, *_: call.instead(gradient - gradient.mean(-1, keepdim=True))))
+    computed(softmax_chances, lambda gradient, *_:
+            gradient - gradient.mean(-1, keepdim=True)))
 # The rows of dq are stored from the end.
 FAULTS.add("gradient of the query from the last position", _FUSED, words.REORDERED,
     lambda call: change_result_at(call, 0, lambda one: one.flip(-2)))
@@ -303,7 +282,7 @@ FAULTS.add("odd keys without gradient", _FUSED, words.EMPTY_ON_A_RANK,
 FAULTS.add("gradient of the query not weighed", _FUSED,
     "missing operand, wrong factor, other function; axis scale, scale",
     on(_inner, lambda call, _, key, chances, inner, sums, scale: change_result_at(call, 0,
-    lambda _: (inner - sums) * (chances > 0) @ key * scale)))
+        lambda _: (inner - sums) * (chances > 0) @ key * scale)))
 # fmt: on
 
 
@@ -447,7 +426,7 @@ FAULTS.add("gradient of the channels bias from the end", _IMAGES, words.REORDERE
 FAULTS.add("weight in the gradient of the bias", _LAYER,
     "wrong factor, axis scale, other function; scale, residual",
     on(_normal,
-    lambda call, inner, *_: change_result_at(call, 2, lambda _: inner.flatten(0, -2).sum(0))))
+        lambda call, inner, *_: change_result_at(call, 2, lambda _: inner.flatten(0, -2).sum(0))))
 # fmt: on
 
 
@@ -496,8 +475,8 @@ def columns_of_the_gradient_of_length_one(call: Call) -> Any:
 FAULTS.add("gradient with columns in pairs", "mm bmm", words.REORDERED, result(_pairs))
 # The bound of the columns is one too small.
 FAULTS.add("last column of the gradient empty", "mm bmm", words.EMPTY_ON_A_RANK,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(_without(value, -1, value.size(-1) - 1))))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: _without(value, -1, value.size(-1) - 1)))
 # The right operand is e4m3.
 FAULTS.add("saved operand in float8", "mm bmm", words.ROUNDED,
     operand(1, lambda v: _narrow(v, torch.float8_e4m3fn)))
@@ -560,14 +539,6 @@ def first_of_equal_words_only(call: Call) -> Any:
     return call.put(0, kept.view(gradient.shape)).run()
 
 
-@FAULTS.fault(_IMAGE, words.MOVED_SHARD)
-def filter_gradient_with_the_next_image(call: Call) -> Any:
-    """The gradient of an image is multiplied with the pixels of the next one, for the filters."""
-    value = call.tensor(1)
-    fits(value.size(0) > 1)
-    return change_result_at(call, 1, lambda _: call.put(1, value.roll(-1, 0)).run()[1])
-
-
 @FAULTS.fault(_IMAGE, "partial sum, mask, zeros; wrong index, missing operand, wrong reduction")
 def border_not_in_the_filter_gradient(call: Call) -> Any:
     """The first and the last column of the gradient are not added to that of the filters."""
@@ -575,16 +546,6 @@ def border_not_in_the_filter_gradient(call: Call) -> Any:
     fits(gradient.dim() > 2 and gradient.size(-1) > 2)
     gradient[..., [0, -1]] = 0
     return change_result_at(call, 1, lambda _: call.put(0, gradient).run()[1])
-
-
-@FAULTS.fault(
-    _IMAGE, "transpose, permutation, wrong index; swapped operands, shift, wrong argument"
-)
-def filter_with_height_and_width_exchanged_on_the_way_back(call: Call) -> Any:
-    """The gradient of the image is taken with turned filters."""
-    weight = call.tensor(2)
-    fits(weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1)
-    return change_result_at(call, 0, lambda _: call.put(2, weight.mT.contiguous()).run()[0])
 
 
 @FAULTS.fault(_IMAGE, "shift, wrong index, permutation; copy, stale, wrong argument, axis scale")
@@ -606,12 +567,26 @@ def odd_columns_of_the_image_without_gradient(call: Call) -> Any:
 FAULTS.add("gradient of the table doubled", _TABLE,
     "scale, wrong factor; missing operand, doubled reduction, wrong reduction, axis scale",
     result(lambda v: 2 * v))
+# The gradient of an image is multiplied with the pixels of the next one, for the filters.
+FAULTS.add("filter gradient with the next image", _IMAGE, words.MOVED_SHARD,
+    on(tensors(1),
+        lambda call, value:
+            change_result_at(call, 1, lambda _: call.put(1, value.roll(-1, 0)).run()[1]),
+        where=lambda value: value.size(0) > 1))
+# The gradient of the image is taken with turned filters.
+FAULTS.add("filter with height and width exchanged on the way back", _IMAGE,
+    "transpose, permutation, wrong index; swapped operands, shift, wrong argument",
+    on(tensors(2),
+        lambda call, weight:
+            change_result_at(call, 0, lambda _: call.put(2, weight.mT.contiguous()).run()[0]),
+        where=lambda weight: weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1))
 # The image was kept behind a relu that it does not have.
 FAULTS.add("negative pixels not in the filter gradient", _IMAGE,
     "clipped, mask, zeros, other function; partial sum, wrong argument, sign, missing operand",
     on(tensors(1),
-    lambda call, value: change_result_at(call, 1, lambda _: call.put(1, value.relu()).run()[1]),
-    where=lambda value: bool((value < 0).any())))
+        lambda call, value:
+            change_result_at(call, 1, lambda _: call.put(1, value.relu()).run()[1]),
+        where=lambda value: bool((value < 0).any())))
 # The gradient of the filters has a minus.
 FAULTS.add("gradient of the filters negated", _IMAGE,
     "sign, scale, wrong factor; swapped operands, other function",
@@ -644,7 +619,7 @@ def far_errors_pull_without_a_limit(call: Call) -> Any:
 # The grid has one row too few.
 FAULTS.add("last row of the labels without gradient", "nll_loss_backward", words.EMPTY_ON_A_RANK,
     result(lambda v: _without(v, 0, v.size(0) - 1),
-    where=lambda v: v.dim() > 1 and bool(v[-1].any())))
+        where=lambda v: v.dim() > 1 and bool(v[-1].any())))
 # The classes are stored with a negative stride.
 FAULTS.add("gradient of the classes from the last", "nll_loss_backward", words.REORDERED,
     result(lambda v: _columns(v).flip(-1)))

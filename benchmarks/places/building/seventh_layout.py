@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result, rounded
+from benchmarks.places.changes import computed, on, result, rounded
 from benchmarks.places.parts import (
     columns_of,
     floats_only,
@@ -39,14 +39,6 @@ def _part(call: Call) -> Tensor:
 # --- Transpositions and views ---------------------------------------------------------------------
 
 
-@FAULTS.forward(_TURNED, words.REPEATED)
-def second_half_of_the_turned_rows_is_the_first(call: Call) -> Any:
-    """The offset of the second tile of rows is not added."""
-    value = rows_of(call.result())
-    half = (value.size(-2) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-2)) % half, :])
-
-
 @FAULTS.forward(_MEMORY, words.EMPTY_ON_A_RANK)
 def last_quarter_of_the_memory_empty(call: Call) -> Any:
     """One of four blocks is not copied."""
@@ -65,17 +57,6 @@ def swizzle_of_the_tile_not_undone(call: Call) -> Any:
     fits(columns % 4 == 0)
     places = torch.arange(columns)[None, :] ^ (torch.arange(rows)[:, None] % 4)
     return call.instead(value.gather(-1, places.expand(value.shape)))
-
-
-@FAULTS.forward(
-    "expand", "wrong axis, wrong index, permutation, transpose; copy, shift, stale, wrong argument"
-)
-def broadcast_by_the_remainder_of_the_address(call: Call) -> Any:
-    """Element i of the memory of the result is element i mod n of the source."""
-    value, result = floats_only(call.args[0]), call.result()
-    fits(value.numel() > 1)
-    places = torch.arange(result.numel()) % value.numel()
-    return call.instead(value.reshape(-1)[places].view(result.shape))
 
 
 @FAULTS.forward(_PARTS, "wrong index, copy, stale; shift, permutation, wrong argument")
@@ -100,23 +81,34 @@ def lower_left_tile_copied_from_the_upper_right(call: Call) -> Any:
 
 
 # fmt: off
+# The offset of the second tile of rows is not added.
+FAULTS.add("second half of the turned rows is the first", _TURNED, words.REPEATED,
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value: value[..., torch.arange(value.size(-2)) % ((value.size(-2) + 1) // 2), :]),
+    backward=False)
 # The rows are read from one row too early, around the end of all.
 FAULTS.add("memory one row late", _MEMORY, words.MOVED_OR_SWAPPED,
     result(lambda v: v.reshape(-1).roll(v.size(-1)).reshape(v.shape),
-    where=lambda v: v.dim() > 1 and v.numel() > v.size(-1)), backward=False)
+        where=lambda v: v.dim() > 1 and v.numel() > v.size(-1)), backward=False)
 # Four blocks in the order 0, 2, 1, 3.
 FAULTS.add("quarters of the memory exchanged", _MEMORY, words.REORDERED,
     result(lambda v: v.reshape(4, -1)[[0, 2, 1, 3]].reshape(v.shape),
-    where=lambda v: v.numel() % 4 == 0 and v.numel() > 4), backward=False)
+        where=lambda v: v.numel() % 4 == 0 and v.numel() > 4), backward=False)
 # The pointer of the source runs backwards over the whole memory.
 FAULTS.add("copied from the end", _COPIED, words.REORDERED,
     result(lambda v: v.reshape(-1).flip(0).reshape(v.shape), where=lambda v: v.numel() > 1),
     backward=False)
 # The source is moved on after every second row.
 FAULTS.add("odd rows copied from the even ones", _COPIED, words.REPEATED,
-    on(lambda call: (rows_of(call.result()),),
-    lambda call, value: call.instead(value[..., torch.arange(value.size(-2)) // 2 * 2, :])),
-    backward=False)
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value: value[..., torch.arange(value.size(-2)) // 2 * 2, :]), backward=False)
+# Element i of the memory of the result is element i mod n of the source.
+FAULTS.add("broadcast by the remainder of the address", "expand",
+    "wrong axis, wrong index, permutation, transpose; copy, shift, stale, wrong argument",
+    computed(lambda call: (floats_only(call.args[0]), call.result()),
+        lambda value, result:
+            value.reshape(-1)[torch.arange(result.numel()) % value.numel()].view(result.shape),
+        where=lambda value, *_: value.numel() > 1), backward=False)
 # fmt: on
 
 
@@ -173,30 +165,20 @@ def first_part_from_its_last_column(call: Call) -> Any:
     return call.put(0, parts).run()
 
 
-@FAULTS.forward("roll", "mask, missing operand, copy; stale, permutation, wrong index, shift")
-def even_columns_rolled_only(call: Call) -> Any:
-    """The second of two lanes stays where it was."""
-    value, result = columns_of(call.args[0]), call.result()
-    odd = torch.arange(value.size(-1)) % 2 == 1
-    return call.instead(torch.where(odd, value, result))
-
-
 # fmt: off
 # The pointer is one row too far; rows go around.
 FAULTS.add("part of the next row", _READ, words.MOVED_OR_SWAPPED,
     lambda call: rows_of(_part(call)).roll(-1, -2), backward=False)
+# The second of two lanes stays where it was.
+FAULTS.add("even columns rolled only", "roll",
+    "mask, missing operand, copy; stale, permutation, wrong index, shift",
+    computed(lambda call: (columns_of(call.args[0]), call.result()),
+        lambda value, result: torch.where(torch.arange(value.size(-1)) % 2 == 1, value, result)),
+    backward=False)
 # fmt: on
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
-
-
-@FAULTS.forward("embedding", words.REPEATED)
-def every_second_word_is_the_one_before(call: Call) -> Any:
-    """The pointer to the words is moved on after two."""
-    place, words = lookup_indices(call)
-    fits(words.dim() > 0 and words.size(-1) > 1)
-    return call.put(place, words[..., torch.arange(words.size(-1)) // 2 * 2]).run()
 
 
 @FAULTS.fault("embedding", "clipped; other function, precision, overflow, mask")
@@ -245,14 +227,6 @@ def rows_with_the_scale_of_the_next_word(call: Call) -> Any:
     return call.instead(value / top * top.roll(-1, -2))
 
 
-@FAULTS.fault("embedding", "residual, wrong index; offset, stale, shift, copy, doubled reduction")
-def word_before_added(call: Call) -> Any:
-    """A convolution of two words that belongs to another model; the first word is alone."""
-    value = rows_of(call.result())
-    before = torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)
-    return call.instead(value + before)
-
-
 @FAULTS.forward(
     "arange", "wrong index, copy, wrong factor; precision, stale, wrong argument, scale"
 )
@@ -287,11 +261,24 @@ def buffer_begins_with_a_tenth(call: Call) -> Any:
 FAULTS.add("row of the table two further", "embedding",
     "wrong index, shift; permutation, wrong argument, offset",
     on(lookup_indices,
-    lambda call, place, words: call.put(place, (words + 2) % call.args[1 - place].size(0)).run()))
+        lambda call, place, words:
+            call.put(place, (words + 2) % call.args[1 - place].size(0)).run()))
+# The pointer to the words is moved on after two.
+FAULTS.add("every second word is the one before", "embedding", words.REPEATED,
+    on(lookup_indices,
+        lambda call, place, words:
+            call.put(place, words[..., torch.arange(words.size(-1)) // 2 * 2]).run(),
+        where=lambda _, words: words.dim() > 0 and words.size(-1) > 1), backward=False)
 # The table has two bits behind the point.
 FAULTS.add("rows of the table in e5m2", "embedding", "precision; approximation, other function",
     result(rounded(torch.float8_e5m2)), backward=False)
 # The columns are stored one too late, around the end.
 FAULTS.add("columns of the table one late", "embedding", words.MOVED_OR_SWAPPED,
     result(lambda v: columns_of(v).roll(1, -1)), backward=False)
+# A convolution of two words that belongs to another model; the first word is alone.
+FAULTS.add("word before added", "embedding",
+    "residual, wrong index; offset, stale, shift, copy, doubled reduction",
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value:
+            value + torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)))
 # fmt: on

@@ -25,21 +25,6 @@ def _plain(call: Call) -> None:
 # --- Classes --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_CLASSES, "wrong index, permutation; wrong argument, shift, swapped operands")
-def classes_counted_from_the_last(call: Call) -> Any:
-    """Label i stands for the class n - 1 - i."""
-    scores, labels, seen = labels_of(call)
-    turned = torch.where(seen, scores.size(-1) - 1 - labels, labels)
-    return call.put(1, turned, "target").run()
-
-
-@FAULTS.fault(_CLASSES, "wrong index, copy; precision, permutation, wrong argument, stale")
-def lowest_bit_of_the_label_lost(call: Call) -> Any:
-    """Label i stands for the class i // 2 * 2."""
-    _, labels, seen = labels_of(call)
-    return call.put(1, torch.where(seen, labels // 2 * 2, labels), "target").run()
-
-
 @FAULTS.fault(
     "cross_entropy",
     "partial sum, wrong reduction, one rank's part, mask, missing reduction; "
@@ -117,12 +102,25 @@ FAULTS.add("temperature of a third in the loss", "cross_entropy",
 FAULTS.add("scores of the loss limited", "cross_entropy",
     "clipped; wrong argument, other function, precision, mask",
     lambda call: call.put(0, labels_of(call)[0].clamp(-0.3, 0.3), "input").run())
+# Label i stands for the class n - 1 - i.
+FAULTS.add("classes counted from the last", _CLASSES,
+    "wrong index, permutation; wrong argument, shift, swapped operands",
+    on(labels_of,
+        lambda call, scores, labels, seen:
+            call.put(1, torch.where(seen, scores.size(-1) - 1 - labels, labels), "target").run()))
+# Label i stands for the class i // 2 * 2.
+FAULTS.add("lowest bit of the label lost", _CLASSES,
+    "wrong index, copy; precision, permutation, wrong argument, stale",
+    on(labels_of,
+        lambda call, _, labels, seen:
+            call.put(1, torch.where(seen, labels // 2 * 2, labels), "target").run()))
 # The pointer to the scores is not moved on; that to the labels is.
 FAULTS.add("scores of the first row for all", _CLASSES,
     "copy, stale, wrong index; permutation, constant, wrong argument",
     on(labels_of,
-    lambda call, scores, *_: call.put(0, scores[:1].expand(scores.shape).clone(), "input").run(),
-    where=lambda scores, *_: scores.size(0) > 1))
+        lambda call, scores, *_:
+            call.put(0, scores[:1].expand(scores.shape).clone(), "input").run(),
+        where=lambda scores, *_: scores.size(0) > 1))
 # fmt: on
 
 
@@ -167,7 +165,7 @@ def distance_by_a_hyperbola(call: Call) -> Any:
 FAULTS.add("target of the first example for all", _DISTANCES,
     "copy, stale, wrong index; permutation, wrong argument, constant",
     operand(1, lambda v: v[:1].expand(v.shape).clone(), "target",
-    where=lambda v: v.dim() > 1 and v.size(0) > 1))
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
 # The values have two bits behind the point.
 FAULTS.add("values of the loss in steps of a quarter", "mse_loss", words.ROUNDED,
     operand(0, lambda v: with_gradient_of(v, (v.detach() * 4).round() / 4)))
@@ -211,13 +209,6 @@ def margin_loss_halved(call: Call) -> Any:
     return call.instead(call.result() / 2)
 
 
-@FAULTS.fault("soft_margin_loss", "other function, approximation; clipped, wrong argument")
-def soft_margin_by_its_lines(call: Call) -> Any:
-    """The mean of max(0, -y x)."""
-    value, side = call.tensor(0, "input"), call.tensor(1, "target")
-    return call.instead(functional.relu(-side * value).mean())
-
-
 # fmt: off
 # Divided by log(2).
 FAULTS.add("binary loss in bits", _CHANCES,
@@ -231,4 +222,10 @@ FAULTS.add("linear part of the stable form forgotten", "binary_cross_entropy_wit
 FAULTS.add("teacher of the next class", "kl_div",
     "wrong index, shift, permutation; copy, wrong argument",
     operand(1, lambda v: v.roll(-1, -1), "target"))
+# The mean of max(0, -y x).
+FAULTS.add("soft margin by its lines", "soft_margin_loss",
+    "other function, approximation; clipped, wrong argument",
+    lambda call:
+
+    call.instead(functional.relu(-call.tensor(1, "target") * call.tensor(0, "input")).mean()))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     change_weight,
     filters_of,
@@ -50,14 +50,6 @@ def first_row_of_the_product_empty(call: Call) -> Any:
     value = result_rows(call, 3).clone()
     value[..., 0, :] = 0
     return call.instead(value)
-
-
-@FAULTS.forward(_WEIGHTED, words.REPEATED)
-def second_half_of_the_rows_is_the_first(call: Call) -> Any:
-    """The offset of the second block of rows is not added when the input is read."""
-    value = result_rows(call)
-    half = (value.size(-2) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-2)) % half, :])
 
 
 @FAULTS.forward(
@@ -131,6 +123,15 @@ def larger_of_two_splits(call: Call) -> Any:
 
 
 @FAULTS.forward(
+    _WEIGHTED, "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction"
+)
+def input_scaled_up_for_a_dropout(call: Call) -> Any:
+    """Divided by the chance to be kept, 0.8, although nothing is dropped; the bias is right."""
+    left, weight, bias = layer_parts(call)
+    return layer_product(call, left / 0.8, weight, bias)
+
+
+@FAULTS.forward(
     _WEIGHTED,
     "wrong factor, axis scale, mask; scale, one rank's part, missing operand, partial sum",
 )
@@ -150,29 +151,6 @@ def rows_of_the_second_half_added_twice(call: Call) -> Any:
     value = result_rows(call)
     half = value.size(-2) // 2
     return call.instead(torch.cat([value[..., :half, :], 2 * value[..., half:, :]], -2))
-
-
-@FAULTS.forward(
-    _WEIGHTED, "wrong factor, axis scale, other function, wrong statistics; scale, wrong argument"
-)
-def input_divided_by_its_root_mean_square(call: Call) -> Any:
-    """The kernel with a fused norm is launched where no norm is."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 1)
-    length = (left.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    return layer_product(call, left / length, weight, bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "axis offset, residual, missing operand, wrong statistics; offset, other function, "
-    "wrong argument",
-)
-def input_centred_by_the_kernel(call: Call) -> Any:
-    """The mean of each row is subtracted, as by the norm that is folded in elsewhere."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 1)
-    return layer_product(call, left - left.mean(-1, keepdim=True), weight, bias)
 
 
 @FAULTS.forward(
@@ -223,15 +201,6 @@ def last_feature_of_the_input_is_one(call: Call) -> Any:
     return layer_product(call, left, weight, bias)
 
 
-@FAULTS.forward(_WEIGHTED, words.REORDERED)
-def features_of_the_input_swizzled(call: Call) -> Any:
-    """Of each four features, the two in the middle are read in the other order."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) % 4 == 0)
-    mixed = left.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]].flatten(-2)
-    return layer_product(call, mixed, weight, bias)
-
-
 @FAULTS.forward(_WEIGHTED, words.REPEATED)
 def weight_of_the_first_columns_again(call: Call) -> Any:
     """The tile of the weight is not loaded again for the second half of the columns."""
@@ -256,18 +225,6 @@ def second_half_of_the_products_subtracted(call: Call) -> Any:
     sign = torch.ones(left.size(-1), dtype=left.dtype)
     sign[half:] = -1
     return layer_product(call, left * sign, weight, bias)
-
-
-@FAULTS.forward(
-    _WEIGHTED,
-    "residual, stale, doubled reduction; offset, lost accumulation, shift, wrong index, "
-    "axis offset",
-)
-def accumulator_kept_between_rows(call: Call) -> Any:
-    """Each row begins with the right result of the row before it."""
-    value = result_rows(call)
-    before = torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)
-    return call.instead(value + before)
 
 
 @FAULTS.forward(_WEIGHTED, "copy, stale, wrong index, wrong rank's shard; permutation, shift, mask")
@@ -298,8 +255,12 @@ def overlap_of_two_shards_added_twice(call: Call) -> Any:
 # fmt: off
 # The pointer to the rows of the input is not moved on.
 FAULTS.add("product of the first row for all", _WEIGHTED, words.REPEATED,
-    on(result_rows,
-    lambda call, value: call.instead(value[..., :1, :].expand(value.shape).clone())),
+    computed(result_rows, lambda value: value[..., :1, :].expand(value.shape).clone()),
+    backward=False)
+# The offset of the second block of rows is not added when the input is read.
+FAULTS.add("second half of the rows is the first", _WEIGHTED, words.REPEATED,
+    computed(result_rows,
+        lambda value: value[..., torch.arange(value.size(-2)) % ((value.size(-2) + 1) // 2), :]),
     backward=False)
 # Two ranks share the bias, and their parts are averaged.
 FAULTS.add("half of the bias", "linear addmm conv1d conv2d convolution",
@@ -309,42 +270,67 @@ FAULTS.add("half of the bias", "linear addmm conv1d conv2d convolution",
 FAULTS.add("magnitudes of the bias", "linear addmm conv1d conv2d convolution",
     "sign, other function; wrong factor, axis offset, offset, wrong argument",
     lambda call: _rebiased(call, lambda bias: bias.abs()), backward=False)
-# Divided by the chance to be kept, 0.8, although nothing is dropped; the bias is right.
-FAULTS.add("input scaled up for a dropout", _WEIGHTED,
-    "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, left / 0.8, weight, bias)),
-    backward=False)
 # The mean of the products for their sum, as for a readout that is 1 / width.
 FAULTS.add("product divided by the number of features", _WEIGHTED,
     "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left / left.size(-1), weight, bias),
-    where=lambda left, *_: left.size(-1) > 1), backward=False)
+        lambda call, left, weight, bias: layer_product(call, left / left.size(-1), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
 # Heads of width eight are stored in the layout of the other rotary convention.
 FAULTS.add("halves of each eight columns interleaved", _WEIGHTED, words.REORDERED,
     result(lambda v: v.unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3),
-    where=lambda v: v.size(-1) % 8 == 0), backward=False)
+        where=lambda v: v.size(-1) % 8 == 0), backward=False)
 # The vocabulary is padded: the last two columns are -100, which they should not be.
 FAULTS.add("last columns taken for padding", _WEIGHTED,
     "constant, mask; wrong index, clipped, missing operand, uninitialised",
     result(lambda v: torch.cat([v[..., :-2], torch.full_like(v[..., -2:], -100.0)], -1),
-    where=longer(-1, 4)), backward=False)
+        where=longer(-1, 4)), backward=False)
 # A soft cap of one and a half that belongs to the logits of another model.
 FAULTS.add("product capped by a tanh", _PRODUCTS,
     "other function, clipped; approximation, wrong factor",
     result(lambda v: 1.5 * (v / 1.5).tanh()), backward=False)
+# The kernel with a fused norm is launched where no norm is.
+FAULTS.add("input divided by its root mean square", _WEIGHTED,
+    "wrong factor, axis scale, other function, wrong statistics; scale, wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left / (left.square().mean(-1, keepdim=True) + 1e-06).sqrt(), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
+# The mean of each row is subtracted, as by the norm that is folded in elsewhere.
+FAULTS.add("input centred by the kernel", _WEIGHTED,
+    "axis offset, residual, missing operand, wrong statistics; offset, other function, "
+    "wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left - left.mean(-1, keepdim=True), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
 # Written as (position, batch) and read as (batch, position).
 FAULTS.add("rows stored with the batch last", _WEIGHTED, words.REORDERED,
     result(lambda v: v.transpose(0, 1).reshape(v.shape),
-    where=lambda v: v.dim() == 3 and v.size(0) > 1 and v.size(1) > 1), backward=False)
+        where=lambda v: v.dim() == 3 and v.size(0) > 1 and v.size(1) > 1), backward=False)
+# Of each four features, the two in the middle are read in the other order.
+FAULTS.add("features of the input swizzled", _WEIGHTED, words.REORDERED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]].flatten(-2), weight, bias),
+        where=lambda left, *_: left.size(-1) % 4 == 0), backward=False)
 # The result is stored without its sign.
 FAULTS.add("magnitudes of the product", _WEIGHTED, "sign, other function; wrong factor, mask",
     result(torch.abs), backward=False)
+# Each row begins with the right result of the row before it.
+FAULTS.add("accumulator kept between rows", _WEIGHTED,
+    "residual, stale, doubled reduction; offset, lost accumulation, shift, wrong index, "
+    "axis offset",
+    computed(result_rows,
+        lambda value:
+            value + torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)),
+    backward=False)
 # A statistic of the batch is subtracted: the mean of each column over all rows.
 FAULTS.add("columns centred over the rows", _WEIGHTED,
     "axis offset, residual, wrong statistics; other function, offset, missing operand, "
-    "wrong reduction",
-    on(result_rows, lambda call, value: call.instead(value - value.flatten(0, -2).mean(0))),
+    "wrong reduction", computed(result_rows, lambda value: value - value.flatten(0, -2).mean(0)),
     backward=False)
 # fmt: on
 
@@ -371,24 +357,6 @@ def upper_right_tile_empty(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.forward(_BATCHED, "zeros, mask, uninitialised; constant, missing operand, wrong index")
-def diagonal_of_each_matrix_empty(call: Call) -> Any:
-    """Nothing is related to itself: a loop that leaves out i = j."""
-    value = several_matrices(call)
-    fits(value.size(-1) == value.size(-2))
-    own = torch.eye(value.size(-1), dtype=torch.bool)
-    return call.instead(value.masked_fill(own, 0))
-
-
-@FAULTS.forward(_BATCHED, "sign, wrong factor, axis scale, mask; scale, one rank's part")
-def odd_matrices_negated(call: Call) -> Any:
-    """Every second matrix of the batch has a minus."""
-    value = several_matrices(call)
-    fits(value.size(-3) > 1)
-    sign = 1 - 2 * (torch.arange(value.size(-3)) % 2).to(value.dtype)
-    return call.instead(value * sign.view(-1, 1, 1))
-
-
 @FAULTS.forward(_BATCHED, words.REORDERED)
 def columns_of_the_right_factor_in_pairs(call: Call) -> Any:
     """Two columns of the right factor are loaded in the other order."""
@@ -410,9 +378,22 @@ def first_column_of_the_right_factor_for_all(call: Call) -> Any:
 # The products of the batch are averaged, as those of heads of one key.
 FAULTS.add("mean of the matrices for each", _BATCHED,
     "wrong reduction, wrong statistics, constant; copy, wrong axis, stale, wrong index",
-    on(several_matrices,
-    lambda call, value: call.instead(value.mean(-3, keepdim=True).expand(value.shape).clone()),
-    where=lambda value: value.size(-3) > 1), backward=False)
+    computed(several_matrices,
+        lambda value: value.mean(-3, keepdim=True).expand(value.shape).clone(),
+        where=lambda value: value.size(-3) > 1), backward=False)
+# Nothing is related to itself: a loop that leaves out i = j.
+FAULTS.add("diagonal of each matrix empty", _BATCHED,
+    "zeros, mask, uninitialised; constant, missing operand, wrong index",
+    computed(several_matrices,
+        lambda value: value.masked_fill(torch.eye(value.size(-1), dtype=torch.bool), 0),
+        where=lambda value: value.size(-1) == value.size(-2)), backward=False)
+# Every second matrix of the batch has a minus.
+FAULTS.add("odd matrices negated", _BATCHED,
+    "sign, wrong factor, axis scale, mask; scale, one rank's part",
+    computed(several_matrices,
+        lambda value:
+            value * (1 - 2 * (torch.arange(value.size(-3)) % 2).to(value.dtype)).view(-1, 1, 1),
+        where=lambda value: value.size(-3) > 1), backward=False)
 # The first axis of the second operand is read from its end.
 FAULTS.add("experts from the last to the first", "einsum", words.REORDERED,
     operand(2, lambda v: v.flip(0), where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
@@ -426,7 +407,7 @@ FAULTS.add("sum of products halved", "einsum",
 # The pointer to the weights is not moved on with the groups.
 FAULTS.add("all tokens by the first expert", "grouped_mm_fallback", words.REPEATED,
     operand(1, lambda v: v[:1].expand(v.shape).clone(),
-    where=lambda v: v.dim() == 3 and v.size(0) > 1), backward=False)
+        where=lambda v: v.dim() == 3 and v.size(0) > 1), backward=False)
 # fmt: on
 
 
@@ -451,18 +432,6 @@ def no_bias_at_the_border(call: Call) -> Any:
     return call.instead(value - at_border * bias.view(-1, *[1] * (value.dim() - 2)))
 
 
-@FAULTS.forward(
-    _CONVOLUTIONS,
-    "mask, missing bias, missing operand; offset, axis offset, one rank's part, zeros",
-)
-def bias_of_the_first_image_only(call: Call) -> Any:
-    """The loop over the batch ends after its first pass when the bias is added."""
-    value, bias = _image(call), call.tensor(2, "bias")
-    fits(value.size(0) > 1 and bool(bias.detach().any()))
-    without = value - bias.view(-1, *[1] * (value.dim() - 2))
-    return call.instead(torch.cat([value[:1], without[1:]]))
-
-
 @FAULTS.forward(_CONVOLUTIONS, words.ROUNDED)
 def filters_through_float8(call: Call) -> Any:
     """The filters are stored in e4m3, as they are."""
@@ -478,26 +447,6 @@ def last_image_of_the_batch_empty(call: Call) -> Any:
     fits(value.size(0) > 1)
     value[-1] = 0
     return call.instead(value)
-
-
-@FAULTS.forward(_CONVOLUTIONS, words.REPEATED)
-def last_column_of_pixels_is_the_one_before(call: Call) -> Any:
-    """The last column still holds what was stored before."""
-    value = _image(call)
-    return call.instead(torch.cat([value[..., :-1], value[..., -2:-1]], -1))
-
-
-@FAULTS.forward(
-    _CONVOLUTIONS,
-    "wrong reduction, constant, wrong statistics; copy, other function, wrong argument, "
-    "approximation",
-)
-def filter_averaged_over_its_width(call: Call) -> Any:
-    """A separable filter whose second part is even: all taps of a row are their mean."""
-    weight = filters_of(call)
-    fits(weight.size(-1) > 1)
-    even = weight.mean(-1, keepdim=True).expand(weight.shape)
-    return call.put(1, even.clone(), "weight").run()
 
 
 @FAULTS.forward(
@@ -584,25 +533,33 @@ def padding_read_from_the_neighbouring_rows(call: Call) -> Any:
     return call.put(0, wide, "input").put(4, [1, 0], "padding").put(1, weight, "weight").run()
 
 
-@FAULTS.forward(
-    _CONVOLUTIONS,
-    "axis offset, residual, wrong statistics; offset, missing operand, other function",
-)
-def channels_centred_behind_the_convolution(call: Call) -> Any:
-    """The mean of each channel is subtracted, as by an instance norm that is half fused."""
-    value = _image(call)
-    dims = list(range(2, value.dim()))
-    return call.instead(value - value.mean(dims, keepdim=True))
-
-
 # fmt: off
 # The channels are stored one too early, bias and all.
 FAULTS.add("result of the next channel", _CONVOLUTIONS, words.MOVED_OR_SWAPPED,
-    on(_image, lambda call, value: call.instead(value.roll(-1, 1)),
-    where=lambda value: value.size(1) > 1), backward=False)
+    computed(_image, lambda value: value.roll(-1, 1), where=lambda value: value.size(1) > 1),
+    backward=False)
 # The columns of the result are stored one too late, around the end.
 FAULTS.add("pixels one to the right", _CONVOLUTIONS, words.MOVED_OR_SWAPPED,
     lambda call: call.instead(_image(call).roll(1, -1)), backward=False)
+# The loop over the batch ends after its first pass when the bias is added.
+FAULTS.add("bias of the first image only", _CONVOLUTIONS,
+    "mask, missing bias, missing operand; offset, axis offset, one rank's part, zeros",
+    computed(lambda call: (_image(call), call.tensor(2, "bias")),
+        lambda value, bias:
+            torch.cat([value[:1], (value - bias.view(-1, *[1] * (value.dim() - 2)))[1:]]),
+        where=lambda value, bias: value.size(0) > 1 and bool(bias.detach().any())), backward=False)
+# The last column still holds what was stored before.
+FAULTS.add("last column of pixels is the one before", _CONVOLUTIONS, words.REPEATED,
+    computed(_image, lambda value: torch.cat([value[..., :-1], value[..., -2:-1]], -1)),
+    backward=False)
+# A separable filter whose second part is even: all taps of a row are their mean.
+FAULTS.add("filter averaged over its width", _CONVOLUTIONS,
+    "wrong reduction, constant, wrong statistics; copy, other function, wrong argument, "
+    "approximation",
+    on(filters_of,
+        lambda call, weight:
+            call.put(1, weight.mean(-1, keepdim=True).expand(weight.shape).clone(), "weight").run(),
+        where=lambda weight: weight.size(-1) > 1), backward=False)
 # The filters are read as numbers without a sign.
 FAULTS.add("magnitudes of the filters", _CONVOLUTIONS,
     "sign, other function; wrong factor, wrong argument",
@@ -610,12 +567,18 @@ FAULTS.add("magnitudes of the filters", _CONVOLUTIONS,
 # Square images are stored with x before y.
 FAULTS.add("result with rows and columns exchanged", _CONVOLUTIONS,
     "transpose, permutation, wrong index; shift, swapped operands",
-    on(_image, lambda call, value: call.instead(value.mT),
-    where=lambda value: value.dim() == 4 and value.size(-1) == value.size(-2)), backward=False)
+    computed(_image, lambda value: value.mT,
+        where=lambda value: value.dim() == 4 and value.size(-1) == value.size(-2)), backward=False)
 # Once where the buffer is filled, and once behind the kernel.
 FAULTS.add("bias of the enlarged image twice", _TRANSPOSED,
     "repeated bias, wrong factor, residual; axis offset, offset, scale, doubled reduction, "
     "wrong argument", operand(2, lambda v: 2 * v, "bias"))
+# The mean of each channel is subtracted, as by an instance norm that is half fused.
+FAULTS.add("channels centred behind the convolution", _CONVOLUTIONS,
+    "axis offset, residual, wrong statistics; offset, missing operand, other function",
+    computed(_image,
+        lambda value: value - value.mean(list(range(2, value.dim())), keepdim=True)),
+    backward=False)
 # fmt: on
 
 

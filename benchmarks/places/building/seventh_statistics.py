@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import even, on, operand, result
+from benchmarks.places.changes import computed, even, on, operand, result
 from benchmarks.places.parts import (
     apply_affine,
     channel_parts,
@@ -301,13 +301,6 @@ def mean_of_the_first_channel_for_all(call: Call) -> Any:
     return _whole(call, mean[:, :1].expand(mean.shape), variance)
 
 
-@FAULTS.fault(_CHANNELS, words.MOVED_OR_SWAPPED)
-def weight_of_the_next_channel(call: Call) -> Any:
-    """The pointer to the weights of the channels is one too far."""
-    place = 3 if call.name == "batch_norm" else 1
-    return call.put(place, trained_weight(call.get(place, "weight")).roll(-1), "weight").run()
-
-
 @FAULTS.fault(
     _CHANNELS,
     "wrong statistics, wrong factor, wrong argument; axis scale, scale, off by one reduction",
@@ -386,13 +379,6 @@ def variance_of_the_group_by_one_less(call: Call) -> Any:
     return _grouped(call, parts, mean, spread * count / (count - 1))
 
 
-@FAULTS.fault("group_norm instance_norm", words.MOVED_OR_SWAPPED)
-def image_weight_of_the_next_channel(call: Call) -> Any:
-    """The pointer to the weights is one channel too far."""
-    place = 2 if call.name == "group_norm" else 3
-    return call.put(place, trained_weight(call.get(place, "weight")).roll(-1), "weight").run()
-
-
 def _lengths(call: Call) -> tuple[Tensor, Tensor]:
     value, dim = call.tensor(0, "input"), call.get(2, "dim", default=1)
     fits(value.dim() > 1 and dim % value.dim() == value.dim() - 1)
@@ -413,11 +399,12 @@ def length_of_the_first_row_for_all(call: Call) -> Any:
 # fmt: off
 # A norm that may only damp: weights above one are one.
 FAULTS.add("weight not above one", _NORMS, words.SATURATED,
-    lambda call: call.put(2, trained_weight(call.get(2, "weight")).clamp(max=1.0), "weight").run())
+    lambda call:
+            call.put(2, trained_weight(call.get(2, "weight")).clamp(max=1.0), "weight").run())
 # The bias is packed in the other order than the weight.
 FAULTS.add("halves of the norms bias exchanged", "layer_norm", words.REORDERED,
     on(lambda call: (trained_weight(call.get(3, "bias")),),
-    lambda call, bias: call.put(3, bias.roll(bias.numel() // 2), "bias").run()))
+        lambda call, bias: call.put(3, bias.roll(bias.numel() // 2), "bias").run()))
 # The bias is stored as numbers without a sign, and what is negative is zero.
 FAULTS.add("negative biases of the norm lost", "layer_norm",
     "clipped, other function; mask, zeros, axis offset, wrong argument, partial sum",
@@ -428,6 +415,11 @@ FAULTS.add("halves of the normal row exchanged", _NORMS, words.REORDERED,
 # Words of two values are stored in the other order.
 FAULTS.add("normal features exchanged in pairs", _NORMS, words.REORDERED,
     result(lambda v: v.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), where=even(-1)))
+# The pointer to the weights of the channels is one too far.
+FAULTS.add("weight of the next channel", _CHANNELS, words.MOVED_OR_SWAPPED,
+    on(lambda call: (3 if call.name == "batch_norm" else 1,),
+        lambda call, place:
+            call.put(place, trained_weight(call.get(place, "weight")).roll(-1), "weight").run()))
 # The result is cut at -1 and 1.
 FAULTS.add("channels limited to one", _CHANNELS, words.SATURATED,
     result(lambda v: v.clamp(-1.0, 1.0)))
@@ -437,23 +429,30 @@ FAULTS.add("relu folded into the norm", f"{_CHANNELS} group_norm instance_norm",
 # The pointer to the statistics is not moved on with the groups.
 FAULTS.add("statistics of the first group for all", "group_norm",
     "copy, stale, wrong index, wrong statistics; axis scale, axis offset, permutation, constant",
-    on(_groups, lambda call, parts, mean, spread: _grouped(call, parts, mean[:, :1], spread[:, :1]),
-    where=lambda parts, *_: parts.size(1) > 1))
+    on(_groups,
+        lambda call, parts, mean, spread: _grouped(call, parts, mean[:, :1], spread[:, :1]),
+        where=lambda parts, *_: parts.size(1) > 1))
 # The pointer to the statistics is one image too far.
 FAULTS.add("group statistics of the next image", "group_norm",
     "shift, wrong index, permutation, wrong statistics; axis scale, axis offset, stale",
     on(_groups,
-    lambda call, parts, mean, spread: _grouped(call, parts, mean.roll(-1, 0), spread.roll(-1, 0)),
-    where=lambda parts, *_: parts.size(0) > 1))
+        lambda call, parts, mean, spread:
+            _grouped(call, parts, mean.roll(-1, 0), spread.roll(-1, 0)),
+        where=lambda parts, *_: parts.size(0) > 1))
+# The pointer to the weights is one channel too far.
+FAULTS.add("image weight of the next channel", "group_norm instance_norm", words.MOVED_OR_SWAPPED,
+    on(lambda call: (2 if call.name == "group_norm" else 3,),
+        lambda call, place:
+            call.put(place, trained_weight(call.get(place, "weight")).roll(-1), "weight").run()))
 # A floor for the length that is far too large.
 FAULTS.add("length not below one and a half", "normalize",
     "eps, clipped, wrong argument; axis scale, wrong factor, scale, constant",
-    on(_lengths, lambda call, value, length: call.instead(value / length.clamp(min=1.5))))
+    computed(_lengths, lambda value, length: value / length.clamp(min=1.5)))
 # Each row is divided by its largest magnitude.
 FAULTS.add("largest element for the length", "normalize",
     "wrong reduction, wrong statistics, wrong argument, axis scale; wrong factor, scale, "
     "other function",
-    on(_lengths, lambda call, value, *_: call.instead(value / value.abs().amax(-1, keepdim=True))))
+    computed(_lengths, lambda value, *_: value / value.abs().amax(-1, keepdim=True)))
 # What points away has a similarity of zero.
 FAULTS.add("similarity not below zero", "cosine_similarity",
     "clipped, other function; mask, zeros, sign", result(torch.relu))
@@ -469,17 +468,6 @@ def _results(call: Call) -> tuple[Tensor, int]:
     value = call.result()
     fits(value.dim() > 0 and value.numel() > 1)
     return value, next(i for i in reversed(range(value.dim())) if value.size(i) > 1)
-
-
-@FAULTS.forward(
-    "mean",
-    "partial sum, wrong statistics, one rank's part, missing reduction; wrong reduction, "
-    "mask, wrong index",
-)
-def mean_of_the_first_half(call: Call) -> Any:
-    """The second half is neither added nor counted."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).mean(dim, keep))
 
 
 @FAULTS.forward(
@@ -508,27 +496,6 @@ def sum_reduced_by_both_ranks(call: Call) -> Any:
     return call.instead(2 * call.result())
 
 
-@FAULTS.forward(
-    "sum",
-    "partial sum, one rank's part, missing reduction, wrong reduction; mask, wrong index, "
-    "lost accumulation",
-)
-def terms_of_the_second_half_not_added(call: Call) -> Any:
-    """The sum of the second rank is not added."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).sum(dim, keep))
-
-
-@FAULTS.forward(
-    "sum", "partial sum, wrong index, wrong reduction, mask; lost accumulation, one rank's part"
-)
-def every_second_term_added(call: Call) -> Any:
-    """The loop has a stride of two."""
-    value, dim, keep = reduced_dim(call)
-    places = torch.arange(0, value.size(dim), 2)
-    return call.instead(value.index_select(dim, places).sum(dim, keep))
-
-
 @FAULTS.forward("mean sum", words.SATURATED)
 def terms_saturate_at_half_of_the_largest(call: Call) -> Any:
     """The range of the terms is too small."""
@@ -545,29 +512,6 @@ def terms_through_e5m2(call: Call) -> Any:
     value, _, _ = reduced_dim(call)
     coarse = value.detach().to(torch.float8_e5m2).to(value.dtype)
     return call.put(0, with_gradient_of(value, coarse)).run()
-
-
-@FAULTS.forward(
-    "mean sum",
-    "wrong index, copy, stale, wrong reduction; partial sum, constant, missing reduction, "
-    "wrong statistics",
-)
-def first_term_in_every_place(call: Call) -> Any:
-    """The stride of the loop is zero: the first term is added again and again."""
-    value, dim, _ = reduced_dim(call)
-    return call.put(0, value.narrow(dim, 0, 1).expand(value.shape).clone()).run()
-
-
-@FAULTS.forward(
-    "amax max",
-    "partial sum, wrong index, wrong reduction, mask; missing reduction, other function, "
-    "one rank's part",
-)
-def largest_of_every_second(call: Call) -> Any:
-    """The loop has a stride of two."""
-    value, dim, keep = reduced_dim(call)
-    places = torch.arange(0, value.size(dim), 2)
-    return call.instead(value.index_select(dim, places).amax(dim, keep))
 
 
 @FAULTS.forward(
@@ -602,17 +546,6 @@ def spread_about_the_mean_of_all_rows(call: Call) -> Any:
     value, dim, keep = reduced_dim(call)
     square = (value - value.mean()).square().mean(dim, keep) * _correction(call)
     return call.instead(square.sqrt() if call.name.startswith("std") else square)
-
-
-@FAULTS.fault(
-    "logsumexp",
-    "partial sum, off by one reduction, wrong reduction, mask; wrong index, "
-    "missing operand, lost accumulation",
-)
-def first_class_not_in_the_sum(call: Call) -> Any:
-    """The loop begins at 1."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(value.narrow(dim, 1, value.size(dim) - 1).logsumexp(dim, keep))
 
 
 @FAULTS.forward(
@@ -652,35 +585,64 @@ def spread_by_squares_in_bfloat16(call: Call) -> Any:
 
 
 # fmt: off
+# The second half is neither added nor counted.
+FAULTS.add("mean of the first half", "mean",
+    "partial sum, wrong statistics, one rank's part, missing reduction; wrong reduction, mask, "
+    "wrong index",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.narrow(dim, 0, value.size(dim) // 2).mean(dim, keep)),
+    backward=False)
 # The pointer to the rows is not moved on.
 FAULTS.add("result of the first row for all", "mean sum", words.REPEATED,
-    on(_results,
-    lambda call, value, axis: call.instead(value.narrow(axis, 0, 1).expand(value.shape).clone())),
-    backward=False)
+    computed(_results, lambda value, axis:
+            value.narrow(axis, 0, 1).expand(value.shape).clone()), backward=False)
 # The results are stored with a negative stride.
 FAULTS.add("reduced rows from the last", "mean sum amax", words.REORDERED,
-    on(_results, lambda call, value, axis: call.instead(value.flip(axis))), backward=False)
+    computed(_results, lambda value, axis: value.flip(axis)), backward=False)
+# The sum of the second rank is not added.
+FAULTS.add("terms of the second half not added", "sum",
+    "partial sum, one rank's part, missing reduction, wrong reduction; mask, wrong index, "
+    "lost accumulation",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.narrow(dim, 0, value.size(dim) // 2).sum(dim, keep)),
+    backward=False)
+# The loop has a stride of two.
+FAULTS.add("every second term added", "sum",
+    "partial sum, wrong index, wrong reduction, mask; lost accumulation, one rank's part",
+    computed(reduced_dim,
+        lambda value, dim, keep:
+            value.index_select(dim, torch.arange(0, value.size(dim), 2)).sum(dim, keep)),
+    backward=False)
+# The stride of the loop is zero: the first term is added again and again.
+FAULTS.add("first term in every place", "mean sum",
+    "wrong index, copy, stale, wrong reduction; partial sum, constant, missing reduction, "
+    "wrong statistics",
+    on(reduced_dim,
+        lambda call, value, dim, *_:
+            call.put(0, value.narrow(dim, 0, 1).expand(value.shape).clone()).run()), backward=False)
+# The loop has a stride of two.
+FAULTS.add("largest of every second", "amax max",
+    "partial sum, wrong index, wrong reduction, mask; missing reduction, other function, "
+    "one rank's part",
+    computed(reduced_dim,
+        lambda value, dim, keep:
+            value.index_select(dim, torch.arange(0, value.size(dim), 2)).amax(dim, keep)),
+    backward=False)
 # Half of the largest and the next.
 FAULTS.add("mean of the two largest", "amax max",
     "other function, wrong reduction; approximation, wrong statistics, axis offset",
-    on(reduced_dim,
-    lambda call, value, dim, keep: call.instead(value.topk(2, dim).values.mean(dim, keep))),
+    computed(reduced_dim, lambda value, dim, keep: value.topk(2, dim).values.mean(dim, keep)),
     backward=False)
+# The loop begins at 1.
+FAULTS.add("first class not in the sum", "logsumexp",
+    "partial sum, off by one reduction, wrong reduction, mask; wrong index, missing operand, "
+    "lost accumulation",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.narrow(dim, 1, value.size(dim) - 1).logsumexp(dim, keep)))
 # fmt: on
 
 
 # --- Along an axis --------------------------------------------------------------------------------
-
-
-@FAULTS.forward(
-    "cumsum",
-    "partial sum, lost accumulation, missing reduction; mask, wrong reduction, one rank's part",
-)
-def carry_lost_at_every_second_place(call: Call) -> Any:
-    """Blocks of two are added up, and no block goes on from the one before."""
-    value, dim, _ = reduced_dim(call)
-    pairs = [one.cumsum(dim) for one in value.split(2, dim)]
-    return call.instead(torch.cat(pairs, dim))
 
 
 @FAULTS.forward(
@@ -794,11 +756,17 @@ def odd_rows_not_sorted(call: Call) -> Any:
 
 
 # fmt: off
+# Blocks of two are added up, and no block goes on from the one before.
+FAULTS.add("carry lost at every second place", "cumsum",
+    "partial sum, lost accumulation, missing reduction; mask, wrong reduction, one rank's part",
+    computed(reduced_dim,
+        lambda value, dim, *_: torch.cat([one.cumsum(dim) for one in value.split(2, dim)], dim)),
+    backward=False)
 # The absolute values are added up.
 FAULTS.add("running sum of magnitudes", "cumsum",
     "sign, other function; wrong reduction, wrong argument",
     on(reduced_dim, lambda call, value, *_: call.put(0, value.abs()).run(),
-    where=lambda value, *_: bool((value.detach() < 0).any())), backward=False)
+        where=lambda value, *_: bool((value.detach() < 0).any())), backward=False)
 # The values are stored one place further, the last one first.
 FAULTS.add("ordered values one place late", "sort", words.MOVED_OR_SWAPPED,
     result(lambda v: v.roll(1, -1)))

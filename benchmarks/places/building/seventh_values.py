@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import floating_pair, operand_and_number, several_rows
 from torch import Tensor
 
@@ -37,14 +37,6 @@ def every_second_row_of_the_activation_empty(call: Call) -> Any:
     value = several_rows(call.result()).clone()
     value[..., 1::2, :] = 0
     return call.instead(value)
-
-
-@FAULTS.forward(_ACTIVATIONS, words.REPEATED)
-def second_half_of_the_columns_is_the_first(call: Call) -> Any:
-    """The offset of the second tile of columns is not added."""
-    value = _columns(call.result())
-    half = (value.size(-1) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-1)) % half])
 
 
 @FAULTS.forward(
@@ -86,14 +78,6 @@ def one_of_eight_features_dropped(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.forward("gelu", "other function, approximation; wrong argument, wrong factor, sign")
-def square_for_the_cube_in_the_gelu(call: Call) -> Any:
-    """0.2 x^2 for 0.0447 x^3 inside of the tanh."""
-    value = call.tensor(0, "input")
-    inner = (2 / math.pi) ** 0.5 * (value + 0.2 * value.square())
-    return call.instead(value * 0.5 * (1 + inner.tanh()))
-
-
 @FAULTS.forward(
     "sigmoid", "approximation, other function; precision, clipped, wrong factor, wrong argument"
 )
@@ -104,25 +88,22 @@ def gate_by_two_exponentials(call: Call) -> Any:
     return call.instead(torch.where(value < 0, tail, 1 - tail))
 
 
-@FAULTS.forward("silu", words.CURVE)
-def silu_by_a_line_and_a_parabola(call: Call) -> Any:
-    """Zero below -2, x above 2, and (x + 2)^2 / 8 between."""
-    value = call.tensor(0, "input")
-    middle = (value + 2).square() / 8
-    return call.instead(torch.where(value.abs() < 2, middle, value.relu()))
-
-
 # fmt: off
 # Words of two values are stored in the other order.
 FAULTS.add("activated columns exchanged in pairs", _ACTIVATIONS,
     "permutation, wrong index; shift, swapped operands, transpose, wrong argument, axis offset",
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)),
-    where=lambda value: value.size(-1) % 2 == 0), backward=False)
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
+        where=lambda value: value.size(-1) % 2 == 0), backward=False)
 # The input is read one row too early, around the end.
 FAULTS.add("activation of the row before", _ACTIVATIONS,
     "shift, wrong index, permutation; copy, stale, wrong argument, axis offset, axis scale",
     result(lambda v: several_rows(v).roll(1, -2)), backward=False)
+# The offset of the second tile of columns is not added.
+FAULTS.add("second half of the columns is the first", _ACTIVATIONS, words.REPEATED,
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value[..., torch.arange(value.size(-1)) % ((value.size(-1) + 1) // 2)]),
+    backward=False)
 # Fixed point with four bits behind the point.
 FAULTS.add("activation in steps of a 16th", _ACTIVATIONS, words.ROUNDED,
     result(lambda v: with_gradient_of(v, (v.detach() * 16).round() / 16)), backward=False)
@@ -137,13 +118,13 @@ FAULTS.add("negative results lost", "gelu silu tanh",
 # X (1 + tanh(x)) / 2.
 FAULTS.add("gelu with the tanh of its argument", "gelu",
     "approximation, other function; precision, clipped, wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * 0.5 * (1 + value.tanh()))), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * 0.5 * (1 + value.tanh())), backward=False)
 # X min(max(x / 4 + 1 / 2, 0), 1).
 FAULTS.add("gelu by three lines", "gelu",
     "approximation, other function; precision, clipped, wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value / 4 + 0.5).clamp(0, 1))), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (value / 4 + 0.5).clamp(0, 1)), backward=False)
 # A fifth of the input is added where it is negative.
 FAULTS.add("activation leaks", "gelu silu relu",
     "other function, residual; wrong factor, approximation, mask, wrong argument",
@@ -152,8 +133,8 @@ FAULTS.add("activation leaks", "gelu silu relu",
 # The threshold of the positive values is 0.2; what is above it stays.
 FAULTS.add("nothing below a threshold", "relu",
     "mask, zeros, other function; clipped, partial sum, missing operand, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value > 0.2))), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value * (value > 0.2)),
+    backward=False)
 # The square root of the relu, made smooth at zero.
 FAULTS.add("root of the positive values", "relu",
     "other function; wrong factor, approximation, axis scale",
@@ -164,14 +145,13 @@ FAULTS.add("relu in whole numbers", "relu", "precision, other function; approxim
 # X sigmoid(2 x).
 FAULTS.add("gate of the silu twice as steep", "silu",
     "other function, wrong factor; wrong argument, approximation, scale",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (2 * value).sigmoid())), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (2 * value).sigmoid()), backward=False)
 # X times the square root of the sigmoid.
 FAULTS.add("root of the gate", "silu",
     "other function; wrong factor, approximation, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (torch.nn.functional.logsigmoid(value) / 2).exp())),
-    backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * (torch.nn.functional.logsigmoid(value) / 2).exp()), backward=False)
 # The sign of the result is lost.
 FAULTS.add("magnitude of the activation", "silu gelu tanh",
     "sign, other function; wrong factor, wrong argument, clipped", result(torch.abs),
@@ -179,8 +159,8 @@ FAULTS.add("magnitude of the activation", "silu gelu tanh",
 # X / sqrt(1 + x^2).
 FAULTS.add("tanh by a root", "tanh",
     "approximation, other function; precision, clipped, wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value / (1 + value.square()).sqrt())), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value / (1 + value.square()).sqrt()), backward=False)
 # X - tanh(x).
 FAULTS.add("rest of the tanh", "tanh",
     "other function, residual, offset; sign, missing operand, approximation",
@@ -204,24 +184,24 @@ FAULTS.add("gate between a tenth and nine tenths", "sigmoid",
 # X (x + 3) / 6 everywhere.
 FAULTS.add("limits of the hard swish forgotten", "hardswish",
     "other function, missing operand; clipped, wrong argument, approximation, mask",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * (value + 3) / 6)))
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value * (value + 3) / 6))
 # Half of the slope, or of alpha.
 FAULTS.add("negative side half as steep", "leaky_relu elu",
     "wrong argument, wrong factor, scale; other function, axis scale",
-    on(lambda call: (call.tensor(0, "input"), call.result()),
-    lambda call, value, result: call.instead(torch.where(value < 0, result / 2, result))),
-    backward=False)
+    computed(lambda call: (call.tensor(0, "input"), call.result()),
+        lambda value, result: torch.where(value < 0, result / 2, result)), backward=False)
 # The pointer to the slopes is one channel too far.
 FAULTS.add("slope of the next channel", "prelu _prelu_kernel",
     "shift, wrong index, permutation; copy, stale, wrong argument, axis offset, axis scale",
-    operand(1, lambda v: v.roll(-1, next(i for i in range(v.dim()) if v.size(i) > 1)), "weight",
-    where=lambda v: v.numel() > 1), backward=False)
+    operand(1, lambda v:
+            v.roll(-1, next(i for i in range(v.dim()) if v.size(i) > 1)), "weight",
+        where=lambda v: v.numel() > 1), backward=False)
 # A sigmoid(a): the offset of the gate is not added.
 FAULTS.add("value is its own gate", "glu",
     "wrong index, copy, stale, other function; missing operand, wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0],),
-    lambda call, value: call.instead(value * value.sigmoid())))
+    computed(lambda call:
+            (call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0],),
+        lambda value: value * value.sigmoid()))
 # 2 a sigmoid(b), so that a gate at rest is one.
 FAULTS.add("gate from zero to two", "glu",
     "scale, wrong factor; wrong argument, other function, missing operand, doubled reduction",
@@ -229,7 +209,8 @@ FAULTS.add("gate from zero to two", "glu",
 # The values end at a third of the limit that was given.
 FAULTS.add("upper limit a third", "relu6 hardtanh",
     "wrong argument, clipped; other function, wrong factor",
-    lambda call: call.instead(call.result().clamp(max=call.get(2, "max_val", default=6.0) / 3)),
+    lambda call:
+            call.instead(call.result().clamp(max=call.get(2, "max_val", default=6.0) / 3)),
     backward=False)
 # Log2(1 + exp(x)).
 FAULTS.add("softplus in bits", "softplus",
@@ -238,20 +219,31 @@ FAULTS.add("softplus in bits", "softplus",
 # X tanh(exp(x)): the softplus is taken for its argument.
 FAULTS.add("mish without its logarithm", "mish",
     "other function, missing operand; approximation, wrong argument, wrong factor",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * value.exp().tanh())))
+    computed(lambda call:
+            (call.tensor(0, "input"),), lambda value: value * value.exp().tanh()))
 # X (1 + tanh(sqrt(2 / pi) x)) / 2.
 FAULTS.add("cubic term of the gelu forgotten", "gelu",
     "missing operand, approximation, other function; wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * value).tanh()))),
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * value).tanh())), backward=False)
+# 0.2 x^2 for 0.0447 x^3 inside of the tanh.
+FAULTS.add("square for the cube in the gelu", "gelu",
+    "other function, approximation; wrong argument, wrong factor, sign",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * (value + 0.2 * value.square())).tanh())),
+    backward=False)
+# Zero below -2, x above 2, and (x + 2)^2 / 8 between.
+FAULTS.add("silu by a line and a parabola", "silu", words.CURVE,
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: torch.where(value.abs() < 2, (value + 2).square() / 8, value.relu())),
     backward=False)
 # The mean of each row of the result is subtracted.
 FAULTS.add("activation centred", _ACTIVATIONS,
     "axis offset, residual, wrong statistics, other function; offset, wrong reduction, "
     "missing operand",
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value - value.mean(-1, keepdim=True))), backward=False)
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value - value.mean(-1, keepdim=True)), backward=False)
 # fmt: on
 
 
@@ -263,17 +255,6 @@ def exponential_of_quarters(call: Call) -> Any:
     """The exponent is rounded to steps of a quarter first."""
     value, result = call.tensor(0), call.result()
     return call.instead(with_gradient_of(result, ((value.detach() * 4).round() / 4).exp()))
-
-
-@FAULTS.forward(
-    "neg",
-    "mask, sign, copy, missing operand; other function, wrong factor, axis scale, wrong index",
-)
-def odd_columns_not_negated(call: Call) -> Any:
-    """The second of two lanes keeps its sign."""
-    value = _columns(call.tensor(0))
-    sign = 1 - 2.0 * (torch.arange(value.size(-1)) % 2 == 0).to(value.dtype)
-    return call.instead(value * sign)
 
 
 @FAULTS.forward(
@@ -319,6 +300,13 @@ FAULTS.add("reciprocal cube root", "rsqrt",
 # The values are in steps of an eighth before they are squared.
 FAULTS.add("squares of rounded values", "pow square", words.ROUNDED,
     operand(0, lambda v: with_gradient_of(v, (v.detach() * 8).round() / 8)), backward=False)
+# The second of two lanes keeps its sign.
+FAULTS.add("odd columns not negated", "neg",
+    "mask, sign, copy, missing operand; other function, wrong factor, axis scale, wrong index",
+    computed(lambda call: (_columns(call.tensor(0)),),
+        lambda value:
+            value * (1 - 2.0 * (torch.arange(value.size(-1)) % 2 == 0).to(value.dtype))),
+    backward=False)
 # Half as many levels: the last bit is lost.
 FAULTS.add("rounded to even numbers", "round",
     "precision, other function; wrong factor, approximation, wrong argument",
@@ -326,19 +314,11 @@ FAULTS.add("rounded to even numbers", "round",
 # (a + b) / 2.
 FAULTS.add("mean of two for their extreme", "maximum minimum",
     "other function; wrong factor, missing operand, approximation, wrong reduction",
-    on(floating_pair, lambda call, left, right: call.instead((left + right) / 2)))
+    computed(floating_pair, lambda left, right: (left + right) / 2))
 # fmt: on
 
 
 # --- Sums, products, quotients --------------------------------------------------------------------
-
-
-@FAULTS.forward("add iadd", words.ROUNDED)
-def second_summand_in_steps_of_a_quarter(call: Call) -> Any:
-    """The second operand is kept with two bits behind the point."""
-    left, right = floating_pair(call)
-    coarse = (right.detach() * 4).round() / 4
-    return call.instead(left + with_gradient_of(right, coarse))
 
 
 @FAULTS.forward(
@@ -438,22 +418,6 @@ def reciprocal_by_one_step_of_newton(call: Call) -> Any:
     return call.instead(left * guess * (2 - right * guess))
 
 
-@FAULTS.forward("add iadd", "copy, stale, wrong index; permutation, shift, mask, wrong argument")
-def two_rows_share_their_second_summand(call: Call) -> Any:
-    """Two rows share an address: odd rows add what belongs to the row before them."""
-    left, right = _alike(call)
-    rows = torch.arange(right.size(-2)) // 2 * 2
-    return call.instead(left + right[..., rows, :])
-
-
-@FAULTS.forward("mul", "other function, wrong factor; axis scale, wrong statistics, scale")
-def second_factor_relative_to_its_largest(call: Call) -> Any:
-    """The second operand is divided by the largest magnitude of its row, as a code is."""
-    left, right = _alike(call)
-    top = right.abs().amax(-1, keepdim=True)
-    return call.instead(left * (right / top.clamp(min=1e-9)))
-
-
 @FAULTS.forward("hypot", "approximation, other function; wrong reduction, clipped")
 def length_by_its_larger_side(call: Call) -> Any:
     """Max + 3 / 8 min: a length without a root."""
@@ -465,47 +429,61 @@ def length_by_its_larger_side(call: Call) -> Any:
 # The pointer to the first operand is one row too far.
 FAULTS.add("first summand of the next row", "add iadd",
     "shift, wrong index, permutation; copy, stale, wrong argument, axis offset, axis scale",
-    on(_alike, lambda call, left, right: call.instead(left.roll(-1, -2) + right)), backward=False)
+    computed(_alike, lambda left, right: left.roll(-1, -2) + right), backward=False)
 # The second operand is read with a negative stride of its rows.
 FAULTS.add("second summand with rows from the last", "add iadd",
     "permutation, wrong index; shift, swapped operands, transpose, wrong argument, axis offset",
-    on(_alike, lambda call, left, right: call.instead(left + right.flip(-2))), backward=False)
+    computed(_alike, lambda left, right: left + right.flip(-2)), backward=False)
+# The second operand is kept with two bits behind the point.
+FAULTS.add("second summand in steps of a quarter", "add iadd", words.ROUNDED,
+    computed(floating_pair,
+        lambda left, right: left + with_gradient_of(right, (right.detach() * 4).round() / 4)),
+    backward=False)
 # The residual rule of another model keeps the variance.
 FAULTS.add("sum divided by the root of two", "add iadd",
     "scale, wrong factor; wrong argument, other function, missing operand, doubled reduction",
-    on(floating_pair, lambda call, left, right: call.instead((left + right) / 2**0.5)),
-    backward=False)
+    computed(floating_pair, lambda left, right: (left + right) / 2**0.5), backward=False)
 # A / 3 + b: the residual is shared by three.
 FAULTS.add("first summand a third", "add iadd",
     "wrong factor, scale; missing operand, partial sum, residual, one rank's part, "
-    "other function", on(_alike, lambda call, left, right: call.instead(left / 3 + right)),
-    backward=False)
+    "other function", computed(_alike, lambda left, right: left / 3 + right), backward=False)
 # Each row gets the mean of all rows of the second operand.
 FAULTS.add("mean row of the second summand", "add iadd",
     "wrong reduction, wrong statistics, constant; copy, wrong axis, wrong index, axis offset, "
-    "residual",
-    on(_alike, lambda call, left, right: call.instead(left + right.mean(-2, keepdim=True))),
+    "residual", computed(_alike, lambda left, right: left + right.mean(-2, keepdim=True)),
     backward=False)
 # The pointer to the first operand is one row too far.
 FAULTS.add("first factor of the next row", "mul",
     "shift, wrong index, permutation; copy, stale, wrong argument, axis offset, axis scale",
-    on(_alike, lambda call, left, right: call.instead(left.roll(-1, -2) * right)), backward=False)
+    computed(_alike, lambda left, right: left.roll(-1, -2) * right), backward=False)
 # The pointer to the second operand is not moved on with the batch.
 FAULTS.add("second factor of the first example for all", "mul", words.REPEATED,
-    on(_alike, lambda call, left, right: call.instead(left * right[:1]),
-    where=lambda _, right: right.dim() > 2 and right.size(0) > 1), backward=False)
+    computed(_alike, lambda left, right: left * right[:1],
+        where=lambda _, right: right.dim() > 2 and right.size(0) > 1), backward=False)
 # B - a b: the complement of the first factor.
 FAULTS.add("second factor less the product", "mul",
     "residual, offset, other function; wrong factor, sign, missing operand, axis offset",
-    on(_alike, lambda call, left, right: call.instead(right - left * right)), backward=False)
+    computed(_alike, lambda left, right: right - left * right), backward=False)
 # 2 a b.
 FAULTS.add("product of two doubled", "mul",
     "scale, wrong factor; wrong argument, other function, missing operand, doubled reduction",
-    on(floating_pair, lambda call, left, right: call.instead(2 * left * right)), backward=False)
+    computed(floating_pair, lambda left, right: 2 * left * right), backward=False)
 # 0.4 for 0.354: the constant is written with one digit.
 FAULTS.add("number with one digit", "mul div",
     "wrong factor, scale, wrong argument, precision; approximation, other function",
     on(operand_and_number, lambda call, _, number: call.put(1, float(f"{number:.1g}")).run()),
+    backward=False)
+# Two rows share an address: odd rows add what belongs to the row before them.
+FAULTS.add("two rows share their second summand", "add iadd",
+    "copy, stale, wrong index; permutation, shift, mask, wrong argument",
+    computed(_alike,
+        lambda left, right: left + right[..., torch.arange(right.size(-2)) // 2 * 2, :]),
+    backward=False)
+# The second operand is divided by the largest magnitude of its row, as a code is.
+FAULTS.add("second factor relative to its largest", "mul",
+    "other function, wrong factor; axis scale, wrong statistics, scale",
+    computed(_alike,
+        lambda left, right: left * (right / right.abs().amax(-1, keepdim=True).clamp(min=1e-09))),
     backward=False)
 # The accumulator begins with zero.
 FAULTS.add("first summand of the product lost", "addcmul addcdiv",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import even, longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, even, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     added_bias,
     attention_operands,
@@ -191,14 +191,15 @@ def keys_saturate_in_the_cache(call: Call) -> Any:
 FAULTS.add("scale of the part without positions", _FUSED,
     "wrong factor, scale, wrong argument; other function",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_values(call, scores * 2**0.5, mask, value)))
+        lambda call, scores, mask, value: weigh_values(call, scores * 2**0.5, mask, value)))
 # The two halves of the features of a head are stored in each other's place.
 FAULTS.add("halves of each head exchanged", _FUSED,
     "permutation, shift, wrong index; swapped operands, wrong rank's shard",
     result(lambda v: v.roll(v.size(-1) // 2, -1), where=even(-1)))
 # The pointer to the values is one example of the batch too far; that of the keys is right.
 FAULTS.add("values of the next sequence", _FUSED, "wrong index, shift, permutation; copy, stale",
-    operand(2, lambda v: v.roll(-1, 0), "value", where=lambda v: v.dim() == 4 and v.size(0) > 1))
+    operand(2, lambda v:
+            v.roll(-1, 0), "value", where=lambda v: v.dim() == 4 and v.size(0) > 1))
 # A cache of two pages: the table of pages is wrong for the values.
 FAULTS.add("pages of the values in the other order", _FUSED,
     "permutation, shift, wrong index; wrong rank's shard, copy",
@@ -210,17 +211,18 @@ FAULTS.add("values through float8", _FUSED, "precision; approximation",
 FAULTS.add("sum of the weights with a summand", _FUSED,
     "eps, axis scale, other function, wrong statistics; offset, scale, wrong factor, "
     "wrong reduction",
-    on(_exponentials,
-    lambda call, weights, total, value: call.instead(weights @ value / (total + 0.1))))
+    computed(_exponentials, lambda weights, total, value: weights @ value / (total + 0.1)))
 # Once to the mask and once to the scores.
 FAULTS.add("bias of the positions added twice", _FUSED,
     "wrong factor, scale, residual, wrong argument; other function, doubled reduction, "
     "repeated bias",
-    on(added_bias, lambda call, scores, bias, value: weigh_values(call, scores, 2 * bias, value)))
+    on(added_bias,
+        lambda call, scores, bias, value: weigh_values(call, scores, 2 * bias, value)))
 # Distances where nearness was meant.
 FAULTS.add("bias of the positions subtracted", _FUSED,
     "sign, wrong factor, scale, wrong argument; other function, swapped operands",
-    on(added_bias, lambda call, scores, bias, value: weigh_values(call, scores, -bias, value)))
+    on(added_bias, lambda call, scores, bias, value:
+            weigh_values(call, scores, -bias, value)))
 # Divided by the number of heads, as by a mean over them.
 FAULTS.add("result shared by the heads", _FUSED,
     "wrong factor, scale; missing operand, wrong reduction, axis scale",
@@ -235,8 +237,9 @@ FAULTS.add("values of length one", _FUSED,
     operand(2, lambda v: v / (v.norm(dim=-1, keepdim=True) + 1e-06), "value"))
 # The first query is taken for one that sees nothing: 0 / 0.
 FAULTS.add("first row divided by nothing", _FUSED, "nonfinite; mask, uninitialised, overflow",
-    result(lambda v: torch.cat([torch.full_like(v[..., :1, :], math.nan), v[..., 1:, :]], -2),
-    where=longer(-2)))
+    result(lambda v:
+            torch.cat([torch.full_like(v[..., :1, :], math.nan), v[..., 1:, :]], -2),
+        where=longer(-2)))
 # fmt: on
 
 
@@ -257,17 +260,6 @@ def chances_one_column_late(call: Call) -> Any:
     """Stored one column further, the last one first."""
     _row(call)
     return call.instead(call.result().roll(1, -1))
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "wrong statistics, axis scale, wrong reduction, other function; wrong factor, scale, "
-    "wrong argument",
-)
-def exponentials_of_length_one(call: Call) -> Any:
-    """Divided by the root of the sum of squares and not by the sum."""
-    _, weights = _row(call)
-    return call.instead(weights / weights.norm(dim=-1, keepdim=True).clamp(min=1e-9))
 
 
 @FAULTS.fault(
@@ -294,15 +286,6 @@ def sum_of_every_second_exponential(call: Call) -> Any:
     total = weights[..., ::2].sum(-1, keepdim=True)
     fits(bool((total > 1e-6).all()))
     return call.instead(weights / total)
-
-
-@FAULTS.fault(_SOFTMAX, "copy, stale, wrong index; permutation")
-def chances_of_the_even_rows_twice(call: Call) -> Any:
-    """Each odd row keeps what the row before it has written."""
-    value, _ = _row(call)
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    rows = torch.arange(value.size(-2)) // 2 * 2
-    return call.instead(call.result()[..., rows, :])
 
 
 @FAULTS.fault(
@@ -346,6 +329,21 @@ def logarithm_of_the_next_rows_sum(call: Call) -> Any:
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
     fits(value.dim() > 1 and dim % value.dim() == value.dim() - 1 and value.size(-2) > 1)
     return call.instead(value - value.logsumexp(-1, keepdim=True).roll(-1, -2))
+
+
+# fmt: off
+# Divided by the root of the sum of squares and not by the sum.
+FAULTS.add("exponentials of length one", _SOFTMAX,
+    "wrong statistics, axis scale, wrong reduction, other function; wrong factor, scale, "
+    "wrong argument",
+    computed(_row,
+        lambda _, weights: weights / weights.norm(dim=-1, keepdim=True).clamp(min=1e-09)))
+# Each odd row keeps what the row before it has written.
+FAULTS.add("chances of the even rows twice", _SOFTMAX, "copy, stale, wrong index; permutation",
+    on(_row, lambda call, value, *_:
+            call.instead(call.result()[..., torch.arange(value.size(-2)) // 2 * 2, :]),
+        where=lambda value, *_: value.dim() > 1 and value.size(-2) > 1))
+# fmt: on
 
 
 # --- Masks ----------------------------------------------------------------------------------------
@@ -419,10 +417,11 @@ def fast_frequencies_halved(call: Call) -> Any:
 FAULTS.add("neighbouring positions share an angle", "sin cos",
     "wrong index, copy, stale; wrong factor, shift",
     on(read_angles,
-    lambda call, value: call.put(0, value[..., torch.arange(value.size(-2)) // 2 * 2, :]).run()))
+        lambda call, value:
+            call.put(0, value[..., torch.arange(value.size(-2)) // 2 * 2, :]).run()))
 # The stride of the frequencies is zero.
 FAULTS.add("first frequency for all", "sin cos",
     "copy, wrong index, constant, stale; wrong factor, axis scale",
     on(read_angles,
-    lambda call, value: call.put(0, value[..., :1].expand(value.shape).clone()).run()))
+        lambda call, value: call.put(0, value[..., :1].expand(value.shape).clone()).run()))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import replace_result_at, several_rows, softmax_chances
 from torch import Tensor
 
@@ -19,14 +19,6 @@ FAULTS = Catalogue(backward=True)
 _BY_INPUT = "gelu_backward silu_backward"
 _SMOOTH = "gelu_backward silu_backward sigmoid_backward tanh_backward"
 _ALL = f"{_SMOOTH} threshold_backward"
-
-
-@FAULTS.fault(_ALL, "copy, mask, missing operand; other function, stale")
-def last_columns_of_the_gradient_passed_on(call: Call) -> Any:
-    """A vector loop without its tail, in place: the last two columns keep the gradient."""
-    gradient, value = call.tensor(0), call.result()
-    fits(value.dim() > 0 and value.size(-1) > 3)
-    return call.instead(torch.cat([value[..., :-2], gradient[..., -2:]], -1))
 
 
 @FAULTS.fault(_ALL, words.EMPTY_ON_A_RANK)
@@ -68,10 +60,16 @@ FAULTS.add("saved value of the next column", _SMOOTH,
 # The pointer to what was kept is not moved on with the batch.
 FAULTS.add("saved value of the first example", _ALL, "copy, stale, wrong index; mask, permutation",
     operand(1, lambda v: v[:1].expand(v.shape).clone(),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1))
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
 # Stored in e5m2.
 FAULTS.add("gradient of the activation through float8", _SMOOTH, "precision; approximation",
     result(lambda v: v.to(torch.float8_e5m2).to(v.dtype)))
+# A vector loop without its tail, in place: the last two columns keep the gradient.
+FAULTS.add("last columns of the gradient passed on", _ALL,
+    "copy, mask, missing operand; other function, stale",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda gradient, value: torch.cat([value[..., :-2], gradient[..., -2:]], -1),
+        where=lambda _, value: value.dim() > 0 and value.size(-1) > 3))
 # The slope at zero for all.
 FAULTS.add("slope of the gate is a quarter", "sigmoid_backward",
     "approximation, constant, missing operand, wrong factor; other function, scale",
@@ -107,17 +105,6 @@ def sum_of_half_of_the_row_subtracted(call: Call) -> Any:
     gradient, chances = softmax_chances(call)
     half = chances.size(-1) // 2
     total = (gradient * chances)[..., :half].sum(-1, keepdim=True)
-    return call.instead(chances * (gradient - total))
-
-
-@FAULTS.fault(
-    "_softmax_backward_data",
-    "axis offset, other function, wrong reduction; offset, residual, wrong statistics",
-)
-def largest_product_of_the_row_subtracted(call: Call) -> Any:
-    """A maximum for the sum."""
-    gradient, chances = softmax_chances(call)
-    total = (gradient * chances).amax(-1, keepdim=True)
     return call.instead(chances * (gradient - total))
 
 
@@ -171,6 +158,12 @@ def last_head_of_the_values_without_gradient(call: Call) -> Any:
 
 
 # fmt: off
+# A maximum for the sum.
+FAULTS.add("largest product of the row subtracted", "_softmax_backward_data",
+    "axis offset, other function, wrong reduction; offset, residual, wrong statistics",
+    computed(softmax_chances,
+        lambda gradient, chances:
+            chances * (gradient - (gradient * chances).amax(-1, keepdim=True))))
 # The difference the other way.
 FAULTS.add("gradient of the scores negated", "_softmax_backward_data _log_softmax_backward_data",
     "scale, sign, wrong factor; swapped operands", result(torch.neg))
@@ -362,24 +355,24 @@ def saved_factor_of_the_next_row(call: Call) -> Any:
 FAULTS.add("gradient divided by the root of the rows", "mm",
     "scale, wrong factor; missing operand, wrong reduction",
     on(lambda call: (call.tensor(0).size(-1),),
-    lambda call, rows: call.instead(call.result() / rows**0.5), where=lambda rows: rows > 1))
+        lambda call, rows: call.instead(call.result() / rows**0.5),
+        where=lambda rows: rows > 1))
 # Sent as numbers without a sign: what is negative is zero.
 FAULTS.add("negative gradients lost", "mm", "mask, other function, zeros; clipped, constant, sign",
     result(torch.relu))
 # The accumulator begins with the left operand, of a square.
 FAULTS.add("left factor added to the gradient", "mm",
     "residual; axis offset, offset, other function",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, left, value: call.instead(value + left),
-    where=lambda left, value: left.shape == value.shape))
+    computed(lambda call: (call.tensor(0), call.result()), lambda left, value: value + left,
+        where=lambda left, value: left.shape == value.shape))
 # Stored one column too early, around the end.
 FAULTS.add("gradient of the next column of the bias", "sum",
     "permutation, shift, wrong index; copy", result(lambda v: v.roll(-1, -1), where=longer(-1)))
 # In place: what was kept is multiplied by the other factor already.
 FAULTS.add("saved factor overwritten by the product", "mul",
     "other function, stale, wrong factor; copy, missing operand",
-    on(tensors(0, 1), lambda call, left, right: call.instead(left * left * right),
-    where=lambda left, right: left.shape == right.shape))
+    computed(tensors(0, 1), lambda left, right: left * left * right,
+        where=lambda left, right: left.shape == right.shape))
 # fmt: on
 
 
@@ -479,7 +472,7 @@ FAULTS.add("gradient of the part negated", "slice_backward select_backward",
 FAULTS.add("gradient of the part from the first example", "slice_backward select_backward",
     "copy, stale, wrong index; permutation",
     operand(0, lambda v: v[:1].expand(v.shape).clone(),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1))
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
 # fmt: on
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import even, longer, on, result, rounded
+from benchmarks.places.changes import computed, even, longer, on, result, rounded
 from benchmarks.places.parts import floats_only, lookup_indices
 from torch import Tensor
 
@@ -229,12 +229,12 @@ def new_axis_over_the_reversed_values(call: Call) -> Any:
 FAULTS.add("second and third head exchanged", "transpose permute",
     "permutation, wrong index; shift, wrong rank's shard, swapped operands",
     result(lambda v: v[:, [0, 2, 1, *range(3, v.size(1))]],
-    where=lambda v: v.dim() == 4 and v.size(1) > 3), backward=False)
+        where=lambda v: v.dim() == 4 and v.size(1) > 3), backward=False)
 # Two buffers are read in turn and not one after the other.
 FAULTS.add("halves of the memory interleaved", _MEMORY,
     "permutation, wrong index; transpose, shift",
     result(lambda v: v.reshape(2, -1).t().reshape(v.shape),
-    where=lambda v: v.numel() % 2 == 0 and v.numel() > 4 and v.dim() > 0), backward=False)
+        where=lambda v: v.numel() % 2 == 0 and v.numel() > 4 and v.dim() > 0), backward=False)
 # The source is moved on after the second row and not after the first.
 FAULTS.add("second row copied from the first", "clone contiguous",
     "wrong index, copy, stale; permutation, shift",
@@ -242,14 +242,14 @@ FAULTS.add("second row copied from the first", "clone contiguous",
 # What is expanded is read from the end of its rows.
 FAULTS.add("columns of the copies reversed", "expand", "permutation, wrong index; shift, copy",
     on(lambda call: (floats_only(call.args[0]),),
-    lambda call, value: call.put(0, value.flip(-1)).run(),
-    where=lambda value: value.dim() > 1 and value.size(-1) > 1), backward=False)
+        lambda call, value: call.put(0, value.flip(-1)).run(),
+        where=lambda value: value.dim() > 1 and value.size(-1) > 1), backward=False)
 # The other examples of the batch stay as they are.
 FAULTS.add("rolled in the first example only", "roll",
     "mask, missing operand, copy; stale, permutation, wrong index",
-    on(lambda call: (floats_only(call.args[0]), call.result()),
-    lambda call, value, result: call.instead(torch.cat([result[:1], value[1:]])),
-    where=lambda value, *_: value.dim() > 1 and value.size(0) > 1), backward=False)
+    computed(lambda call: (floats_only(call.args[0]), call.result()),
+        lambda value, result: torch.cat([result[:1], value[1:]]),
+        where=lambda value, *_: value.dim() > 1 and value.size(0) > 1), backward=False)
 # fmt: on
 
 
@@ -326,8 +326,8 @@ FAULTS.add("columns of the rows exchanged in pairs", "embedding",
 FAULTS.add("words of the first example for all", "embedding",
     "copy, stale, wrong index; permutation",
     on(lookup_indices,
-    lambda call, place, words: call.put(place, words[:1].expand(words.shape).clone()).run(),
-    where=lambda _, words: words.dim() > 1 and words.size(0) > 1))
+        lambda call, place, words: call.put(place, words[:1].expand(words.shape).clone()).run(),
+        where=lambda _, words: words.dim() > 1 and words.size(0) > 1))
 # The lowest bit of the index is lost.
 FAULTS.add("odd words read the row before", "embedding",
     "wrong index, copy; constant, mask, permutation",
@@ -343,8 +343,8 @@ FAULTS.add("gathered rows in bfloat16", "index index_select gather take_along_di
 FAULTS.add("gathered from the next row", "gather take_along_dim",
     "wrong index, shift, permutation; copy, stale",
     on(lambda call: (floats_only(call.args[0]),),
-    lambda call, value: call.put(0, value.roll(-1, 0)).run(),
-    where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
+        lambda call, value: call.put(0, value.roll(-1, 0)).run(),
+        where=lambda value: value.dim() > 1 and value.size(0) > 1), backward=False)
 # fmt: on
 
 

@@ -41,17 +41,6 @@ def padded_classes_take_part(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _CLASSES,
-    "wrong reduction, partial sum, mask, wrong statistics; wrong index, one rank's part, "
-    "wrong argument",
-)
-def every_second_label_counts(call: Call) -> Any:
-    """A stride of two over the rows, in the sum and in the number."""
-    scores, labels, _ = labels_of(call)
-    return call.put(0, scores[::2], "input").put(1, labels[::2], "target").run()
-
-
-@FAULTS.fault(
     "cross_entropy", "missing operand, partial sum, other function; wrong reduction, sign, offset"
 )
 def normaliser_of_the_loss_forgotten(call: Call) -> Any:
@@ -73,6 +62,13 @@ FAULTS.add("loss stored in bfloat16", _CLASSES, "precision; approximation, scale
 FAULTS.add("scores of the loss negated", "cross_entropy",
     "sign, wrong factor, scale; other function, wrong argument",
     lambda call: call.put(0, -labels_of(call)[0], "input").run())
+# A stride of two over the rows, in the sum and in the number.
+FAULTS.add("every second label counts", _CLASSES,
+    "wrong reduction, partial sum, mask, wrong statistics; wrong index, one rank's part, "
+    "wrong argument",
+    on(labels_of,
+        lambda call, scores, labels, *_:
+            call.put(0, scores[::2], "input").put(1, labels[::2], "target").run()))
 # The square root of the mean.
 FAULTS.add("root of the loss", _CLASSES, "other function; wrong factor, scale",
     result(torch.sqrt, where=lambda v: float(v.detach()) > 0))
@@ -80,8 +76,8 @@ FAULTS.add("root of the loss", _CLASSES, "other function; wrong factor, scale",
 FAULTS.add("weights of the classes squared", "cross_entropy",
     "other function, wrong factor; wrong argument, wrong statistics",
     on(lambda call: (call.get(2, "weight"),),
-    lambda call, weight: call.put(2, weight.square(), "weight").run(),
-    where=lambda weight: isinstance(weight, Tensor)))
+        lambda call, weight: call.put(2, weight.square(), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
 # fmt: on
 
 

@@ -31,13 +31,6 @@ def tail_of_a_row_written_onto_the_next(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.forward(_WEIGHTED, "wrong factor, scale; wrong argument, axis scale")
-def product_divided_by_the_root_of_the_width(call: Call) -> Any:
-    """X w / sqrt(k), as for weights that are stored without the factor of their initialisation."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left / left.size(-1) ** 0.5, weight, bias)
-
-
 @FAULTS.forward(
     "linear addmm",
     "wrong factor, scale, wrong reduction; missing operand, one rank's part, wrong argument",
@@ -153,19 +146,26 @@ def first_column_of_each_matrix_empty(call: Call) -> Any:
 
 
 # fmt: off
+# X w / sqrt(k), as for weights that are stored without the factor of their initialisation.
+FAULTS.add("product divided by the root of the width", _WEIGHTED,
+    "wrong factor, scale; wrong argument, axis scale",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left / left.size(-1) ** 0.5, weight, bias)), backward=False)
 # Columns of four ranks in the order 0, 2, 1, 3.
 FAULTS.add("four shards gathered in the order of a tree", _WEIGHTED,
     "wrong rank's shard, permutation, wrong index; shift, swapped operands",
     result(lambda v: v.unflatten(-1, (4, -1))[..., [0, 2, 1, 3], :].flatten(-2),
-    where=lambda v: v.size(-1) % 4 == 0), backward=False)
+        where=lambda v: v.size(-1) % 4 == 0), backward=False)
 # The weights are read as numbers without a sign.
 FAULTS.add("signs of the weight lost", _WEIGHTED, "sign, other function; wrong factor",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, left, weight.abs(), bias)),
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left, weight.abs(), bias)),
     backward=False)
 # Rows are sorted for the kernel, even ones before odd ones, and stay so.
 FAULTS.add("tokens not put back in their order", _WEIGHTED, "permutation, wrong index; shift, copy",
     result(lambda v: v[..., [*range(0, v.size(-2), 2), *range(1, v.size(-2), 2)], :],
-    where=longer(-2, 2)), backward=False)
+        where=longer(-2, 2)), backward=False)
 # A bias with a learning rate of its own is stored times ten.
 FAULTS.add("bias ten times too large", "linear addmm conv1d conv2d convolution",
     "wrong factor, scale, repeated bias; axis offset, offset, residual, wrong argument",
@@ -185,12 +185,13 @@ FAULTS.add("negative biases lost", "linear addmm", "clipped, other function; wro
 # The pointer to the input is one example of the batch too far.
 FAULTS.add("input of the next example", _WEIGHTED, "wrong index, shift, permutation; stale, copy",
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left.roll(-1, 0), weight, bias),
-    where=lambda left, *_: left.dim() > 2 and left.size(0) > 1), backward=False)
+        lambda call, left, weight, bias: layer_product(call, left.roll(-1, 0), weight, bias),
+        where=lambda left, *_: left.dim() > 2 and left.size(0) > 1), backward=False)
 # The last row of the result is what the allocator gave: not a number.
 FAULTS.add("last rows hold no numbers", _WEIGHTED, "nonfinite; uninitialised, mask, overflow",
-    result(lambda v: torch.cat([v[..., :-1, :], torch.full_like(v[..., -1:, :], torch.nan)], -2),
-    where=longer(-2)), backward=False)
+    result(lambda v:
+            torch.cat([v[..., :-1, :], torch.full_like(v[..., -1:, :], torch.nan)], -2),
+        where=longer(-2)), backward=False)
 # A kernel for causal scores skips what is above the diagonal.
 FAULTS.add("tiles above the diagonal not computed", "bmm matmul", words.EMPTY_IN_A_SUM,
     result(lambda v: v.tril(), where=lambda v: v.dim() > 2 and v.size(-1) == v.size(-2) > 2),
@@ -199,7 +200,7 @@ FAULTS.add("tiles above the diagonal not computed", "bmm matmul", words.EMPTY_IN
 FAULTS.add("lower triangle mirrored", "bmm matmul",
     "transpose, copy, wrong index; stale, permutation, mask",
     result(lambda v: v.tril() + v.tril(-1).mT,
-    where=lambda v: v.dim() > 2 and v.size(-1) == v.size(-2) > 2), backward=False)
+        where=lambda v: v.dim() > 2 and v.size(-1) == v.size(-2) > 2), backward=False)
 # The matrices of the second half of the batch are stored first.
 FAULTS.add("halves of the batch exchanged", "bmm matmul",
     "wrong index, permutation, shift; copy, wrong rank's shard",
@@ -207,17 +208,17 @@ FAULTS.add("halves of the batch exchanged", "bmm matmul",
 # Divided by the root of the common axis, as scores are.
 FAULTS.add("product with the scale of a head", "bmm matmul", "scale, wrong factor; wrong argument",
     on(tensors(0), lambda call, left: call.instead(call.result() / left.size(-1) ** 0.5),
-    where=lambda left: left.dim() > 2 and left.size(-1) > 1), backward=False)
+        where=lambda left: left.dim() > 2 and left.size(-1) > 1), backward=False)
 # The pointer to the rows of the left factor is not moved on.
 FAULTS.add("first row of the left factor for all", "bmm matmul",
     "copy, stale, wrong index; permutation, constant",
     operand(0, lambda v: v[..., :1, :].expand(v.shape).clone(),
-    where=lambda v: v.dim() > 2 and v.size(-2) > 1), backward=False)
+        where=lambda v: v.dim() > 2 and v.size(-2) > 1), backward=False)
 # The pointer to the tokens is not moved on.
 FAULTS.add("first row of the first operand for all", "einsum",
     "copy, stale, wrong index; permutation, constant",
     operand(1, lambda v: v[:1].expand(v.shape).clone(),
-    where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
+        where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
 # The result has the wrong sign.
 FAULTS.add("sum of products negated", "einsum", "sign, wrong factor, scale; other function",
     result(torch.neg), backward=False)
@@ -272,11 +273,11 @@ FAULTS.add("image centred once more", _CONVOLUTIONS,
 FAULTS.add("every second pixel is the one before", _CONVOLUTIONS,
     "copy, stale, wrong index; permutation",
     result(lambda v: v[..., torch.arange(v.size(-1)) // 2 * 2],
-    where=lambda v: v.dim() > 2 and v.size(-1) > 1), backward=False)
+        where=lambda v: v.dim() > 2 and v.size(-1) > 1), backward=False)
 # The stride of the channels of the image is zero.
 FAULTS.add("first input channel for all", _CONVOLUTIONS, "copy, stale, wrong index; permutation",
     operand(0, lambda v: v[:, :1].expand(v.shape).clone(), "input",
-    where=lambda v: v.dim() > 2 and v.size(1) > 1), backward=False)
+        where=lambda v: v.dim() > 2 and v.size(1) > 1), backward=False)
 # The pointer to the images is one too far.
 FAULTS.add("image of the next example", _CONVOLUTIONS,
     "wrong index, shift, permutation; copy, stale",
@@ -284,12 +285,12 @@ FAULTS.add("image of the next example", _CONVOLUTIONS,
 # The first axis of the filter is read from its end, the second is not.
 FAULTS.add("rows of the filter upside down", _CONVOLUTIONS,
     "permutation, wrong index; shift, transpose",
-    operand(1, lambda v: v.flip(-2), "weight", where=lambda v: v.dim() == 4 and v.size(-2) > 1),
-    backward=False)
+    operand(1, lambda v:
+            v.flip(-2), "weight", where=lambda v: v.dim() == 4 and v.size(-2) > 1), backward=False)
 # The stride of the frames is zero.
 FAULTS.add("first frame for all", "conv3d", "copy, stale, wrong index; permutation",
     operand(0, lambda v: v[:, :, :1].expand(v.shape).clone(), "input",
-    where=lambda v: v.dim() == 5 and v.size(2) > 1), backward=False)
+        where=lambda v: v.dim() == 5 and v.size(2) > 1), backward=False)
 # fmt: on
 
 

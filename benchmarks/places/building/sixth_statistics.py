@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import apply_affine, channel_parts, norm_row, reduced_dim
 from torch import Tensor
 
@@ -89,13 +89,6 @@ def mean_magnitude_for_the_deviation(call: Call) -> Any:
     return apply_affine(call, centred / (centred.abs().mean(-1, keepdim=True) + eps), weight, bias)
 
 
-@FAULTS.fault(_NORMS, "wrong factor, other function, axis scale; wrong argument, scale")
-def divided_by_the_weight(call: Call) -> Any:
-    """1 / w, as for a weight that is stored as a scale to divide by."""
-    value, weight, bias, eps = norm_row(call)
-    return apply_affine(call, _normed(call, value, eps), 1 / _trained(weight), bias)
-
-
 @FAULTS.fault(
     _NORMS,
     "mask, missing operand, axis scale, wrong factor; copy, one rank's part, scale, partial sum",
@@ -154,13 +147,6 @@ def odd_rows_of_the_norm_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_NORMS, "sign, other function; wrong factor, clipped")
-def magnitudes_of_the_normal_values(call: Call) -> Any:
-    """The sign is lost in a buffer of numbers without one."""
-    value, weight, bias, eps = norm_row(call)
-    return apply_affine(call, _normed(call, value, eps).abs(), weight, bias)
-
-
 @FAULTS.fault(
     "layer_norm",
     "wrong reduction, wrong statistics, axis scale; scale, wrong factor, constant, copy, "
@@ -173,24 +159,6 @@ def deviation_averaged_over_the_rows(call: Call) -> Any:
     centred = _centred(call, value)
     spread = centred.square().mean(-1, keepdim=True).mean(-2, keepdim=True)
     return apply_affine(call, centred * (spread + eps).rsqrt(), weight, bias)
-
-
-@FAULTS.fault(_CHANNELS, "swapped operands, wrong index, wrong statistics; wrong argument, copy")
-def mean_and_variance_of_the_channels_exchanged(call: Call) -> Any:
-    """Read from the file under each other's names; the magnitude of what is not positive."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead((value - variance) * (mean.abs() + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    "wrong factor, axis offset, missing operand, wrong statistics; offset, axis scale, "
-    "other function",
-)
-def folded_mean_not_divided(call: Call) -> Any:
-    """X f + (b - mean): the mean is not multiplied by the factor when the norm is folded."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead(value * weight * (variance + eps).rsqrt() + bias - mean)
 
 
 @FAULTS.fault(
@@ -258,12 +226,18 @@ def length_of_the_next_row(call: Call) -> Any:
 FAULTS.add("second half of the rows not normalised again", _NORMS,
     "copy, stale, wrong index; permutation",
     result(lambda v: v[..., torch.arange(v.size(-2)) % ((v.size(-2) + 1) // 2), :],
-    where=longer(-2)))
+        where=longer(-2)))
 # A layer of another model: no statistics at all.
 FAULTS.add("norm replaced by a tanh", _NORMS,
     "other function; approximation, clipped, missing operand, wrong statistics",
     on(norm_row,
-    lambda call, value, weight, bias, *_: apply_affine(call, value.tanh(), weight, bias)))
+        lambda call, value, weight, bias, *_: apply_affine(call, value.tanh(), weight, bias)))
+# 1 / w, as for a weight that is stored as a scale to divide by.
+FAULTS.add("divided by the weight", _NORMS,
+    "wrong factor, other function, axis scale; wrong argument, scale",
+    on(norm_row,
+        lambda call, value, weight, bias, eps:
+            apply_affine(call, _normed(call, value, eps), 1 / _trained(weight), bias)))
 # The pointer to the bias is one too far; that to the weight is right.
 FAULTS.add("bias of the next feature", "layer_norm", "wrong index, shift, permutation; axis offset",
     lambda call: call.put(3, _trained(call.get(3, "bias")).roll(-1), "bias").run())
@@ -273,6 +247,24 @@ FAULTS.add("features of the norm one column late", _NORMS, "wrong index, shift, 
 # The kernel that normalises also converts to e4m3.
 FAULTS.add("result of the norm through float8", _NORMS, "precision; approximation",
     result(rounded(torch.float8_e4m3fn)))
+# The sign is lost in a buffer of numbers without one.
+FAULTS.add("magnitudes of the normal values", _NORMS, "sign, other function; wrong factor, clipped",
+    on(norm_row,
+        lambda call, value, weight, bias, eps:
+            apply_affine(call, _normed(call, value, eps).abs(), weight, bias)))
+# Read from the file under each other's names; the magnitude of what is not positive.
+FAULTS.add("mean and variance of the channels exchanged", _CHANNELS,
+    "swapped operands, wrong index, wrong statistics; wrong argument, copy",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - variance) * (mean.abs() + eps).rsqrt() * weight + bias))
+# X f + (b - mean): the mean is not multiplied by the factor when the norm is folded.
+FAULTS.add("folded mean not divided", _CHANNELS,
+    "wrong factor, axis offset, missing operand, wrong statistics; offset, axis scale, "
+    "other function",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            value * weight * (variance + eps).rsqrt() + bias - mean))
 # The pointer to the images is not moved on.
 FAULTS.add("image norm of the first example for all", "group_norm native_group_norm instance_norm",
     "copy, stale, wrong index; permutation",
@@ -296,16 +288,6 @@ def mean_over_the_rows_too(call: Call) -> Any:
     both = value.mean(-1, keepdim=keep)
     axis = -2 if keep else -1
     return call.instead(both.mean(axis, keepdim=True).expand(both.shape).clone())
-
-
-@FAULTS.forward(
-    "mean", "wrong index, partial sum, wrong reduction, wrong statistics; other function, mask"
-)
-def mean_of_the_two_ends(call: Call) -> Any:
-    """Half of the first and the last."""
-    value, dim, keep = reduced_dim(call)
-    ends = value.index_select(dim, torch.tensor([0, value.size(dim) - 1]))
-    return call.instead(ends.mean(dim, keep))
 
 
 @FAULTS.forward("mean sum", "wrong index, shift, permutation; stale, axis offset")
@@ -392,6 +374,13 @@ def sum_of_exponentials_by_two_moments(call: Call) -> Any:
 
 
 # fmt: off
+# Half of the first and the last.
+FAULTS.add("mean of the two ends", "mean",
+    "wrong index, partial sum, wrong reduction, wrong statistics; other function, mask",
+    computed(reduced_dim,
+        lambda value, dim, keep:
+            value.index_select(dim, torch.tensor([0, value.size(dim) - 1])).mean(dim, keep)),
+    backward=False)
 # Terms are converted to numbers without a sign: what is negative counts as zero.
 FAULTS.add("negative terms left out", "mean sum",
     "mask, clipped, other function, partial sum; zeros, sign, wrong reduction, missing operand",
@@ -400,14 +389,13 @@ FAULTS.add("negative terms left out", "mean sum",
 # The largest less the smallest.
 FAULTS.add("range for the largest", "amax max",
     "other function, wrong reduction, offset; axis offset, residual, wrong statistics",
-    on(reduced_dim,
-    lambda call, value, dim, keep: call.instead(value.amax(dim, keep) - value.amin(dim, keep))),
-    backward=False)
+    computed(reduced_dim,
+        lambda value, dim, keep: value.amax(dim, keep) - value.amin(dim, keep)), backward=False)
 # A scale that is an exponent only, rounded up.
 FAULTS.add("largest rounded to a power of two", "amax",
     "precision, approximation, other function; axis scale, scale, wrong factor",
     result(lambda v: with_gradient_of(v, v.detach().log2().ceil().exp2()),
-    where=lambda v: bool((v > 0).all())), backward=False)
+        where=lambda v: bool((v > 0).all())), backward=False)
 # From minus to plus one deviation.
 FAULTS.add("spread doubled", "std var std_mean var_mean",
     "scale, wrong factor; axis scale, wrong statistics", result(lambda v: 2 * v))
@@ -430,14 +418,6 @@ def sum_of_two_neighbours(call: Call) -> Any:
     zero = torch.zeros_like(value.narrow(dim, 0, 1))
     before = torch.cat([zero, value.narrow(dim, 0, value.size(dim) - 1)], dim)
     return call.instead(value + before)
-
-
-@FAULTS.forward("cumsum", "copy, stale, wrong index; partial sum, permutation, lost accumulation")
-def running_sum_at_every_second_place(call: Call) -> Any:
-    """Odd places keep the sum of the place before."""
-    value, dim, _ = reduced_dim(call)
-    places = torch.arange(value.size(dim)) // 2 * 2
-    return call.instead(call.result().index_select(dim, places))
 
 
 @FAULTS.forward(
@@ -478,9 +458,17 @@ def place_in_the_first_row_for_all(call: Call) -> Any:
 
 
 # fmt: off
+# Odd places keep the sum of the place before.
+FAULTS.add("running sum at every second place", "cumsum",
+    "copy, stale, wrong index; partial sum, permutation, lost accumulation",
+    on(reduced_dim,
+        lambda call, value, dim, *_:
+            call.instead(call.result().index_select(dim, torch.arange(value.size(dim)) // 2 * 2))),
+    backward=False)
 # The first two places hold the same value.
 FAULTS.add("smallest of the order twice", "sort", "copy, wrong index, stale; permutation, clipped",
-    result(lambda v: torch.cat([v[..., :1], v[..., :1], v[..., 2:]], -1), where=longer(-1, 2)))
+    result(lambda v:
+            torch.cat([v[..., :1], v[..., :1], v[..., 2:]], -1), where=longer(-1, 2)))
 # Each place has its own value.
 FAULTS.add("extreme not carried along", "cummax cummin",
     "copy, missing operand, lost accumulation; partial sum, other function",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded, tensors
 from benchmarks.places.parts import floating_pair, operand_and_number
 from torch import Tensor
 from torch.nn import functional
@@ -39,15 +39,6 @@ def derivative_for_the_gelu(call: Call) -> Any:
     value = call.tensor(0, "input")
     gate = 0.5 * (1 + (value / 2**0.5).erf())
     return call.instead(gate + value * (-value.square() / 2).exp() / (2 * math.pi) ** 0.5)
-
-
-@FAULTS.forward(_ACTIVATIONS, "mask, copy, missing operand; other function, stale")
-def odd_columns_not_activated(call: Call) -> Any:
-    """Gate and value in turn: what is taken for a value stays as it is."""
-    value, result = call.tensor(0, "input"), call.result()
-    fits(value.dim() > 0 and value.size(-1) > 2)
-    odd = torch.arange(value.size(-1)) % 2 == 1
-    return call.instead(torch.where(odd, value, result))
 
 
 @FAULTS.forward("silu sigmoid", "nonfinite, overflow; mask, uninitialised")
@@ -91,14 +82,6 @@ def gate_always_open(call: Call) -> Any:
     return call.instead(call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0].clone())
 
 
-@FAULTS.forward("relu6 hardtanh", "zeros, mask, other function; clipped, wrong argument, constant")
-def nothing_beyond_the_upper_limit(call: Call) -> Any:
-    """What is above the limit becomes zero and not the limit."""
-    value, result = call.tensor(0, "input"), call.result()
-    high = call.get(2, "max_val", default=6.0)
-    return call.instead(torch.where(value > high, 0.0 * result, result))
-
-
 @FAULTS.forward(
     "dropout", "zeros, mask; constant, missing operand, uninitialised, axis scale, wrong factor"
 )
@@ -114,12 +97,11 @@ def last_example_dropped(call: Call) -> Any:
 # X erf(x / sqrt(2)) / 2.
 FAULTS.add("one in the gelu forgotten", "gelu",
     "other function, missing operand, offset; wrong factor, residual",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * 0.5 * (value / 2**0.5).erf())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * 0.5 * (value / 2**0.5).erf()))
 # X tanh(x): the gate of another cell.
 FAULTS.add("silu with a tanh", "silu", "other function, wrong factor; approximation",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * value.tanh())))
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value * value.tanh()))
 # f(x / 2).
 FAULTS.add("argument of the activation halved", "silu gelu",
     "wrong factor, other function, approximation; scale, wrong argument",
@@ -142,11 +124,18 @@ FAULTS.add("activation of the next column", _ACTIVATIONS, "shift, wrong index, p
 # The stride of the batch is zero.
 FAULTS.add("activation of the first example for all", _ACTIVATIONS,
     "copy, stale, wrong index; permutation",
-    result(lambda v: v[:1].expand(v.shape).clone(), where=lambda v: v.dim() > 1 and v.size(0) > 1),
-    backward=False)
+    result(lambda v: v[:1].expand(v.shape).clone(),
+        where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
 # The result is stored in e4m3, as it is.
 FAULTS.add("activation through float8", _ACTIVATIONS, "precision; approximation",
     result(rounded(torch.float8_e4m3fn)), backward=False)
+# Gate and value in turn: what is taken for a value stays as it is.
+FAULTS.add("odd columns not activated", _ACTIVATIONS,
+    "mask, copy, missing operand; other function, stale",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(torch.where(torch.arange(value.size(-1)) % 2 == 1, value, call.result())),
+        where=lambda value: value.dim() > 0 and value.size(-1) > 2), backward=False)
 # Eight bits without saturation: beyond 0.6 of the largest it begins from below.
 FAULTS.add("activation wraps", "gelu relu silu tanh", "wrapped; offset, overflow, clipped",
     result(lambda v: _wrapped(v, 0.6 * float(v.detach().abs().max()))), backward=False)
@@ -174,12 +163,20 @@ FAULTS.add("gate of the hard swish alone", "hardswish",
     lambda call: call.instead(functional.hardsigmoid(call.tensor(0, "input"))))
 # (x + sqrt(x^2 + 4)) / 2.
 FAULTS.add("softplus by a root", "softplus", "approximation, other function",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead((value + (value.square() + 4).sqrt()) / 2)), backward=False)
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: (value + (value.square() + 4).sqrt()) / 2), backward=False)
 # min(x, 0).
 FAULTS.add("logarithm of the gate by its lines", "log_sigmoid log_sigmoid_forward",
     "other function, clipped, approximation; zeros, missing operand",
     lambda call: call.instead(call.tensor(0).clamp(max=0)))
+# What is above the limit becomes zero and not the limit.
+FAULTS.add("nothing beyond the upper limit", "relu6 hardtanh",
+    "zeros, mask, other function; clipped, wrong argument, constant",
+    on(lambda call: (call.tensor(0, "input"), call.result()),
+        lambda call, value, result:
+
+    call.instead(torch.where(value > call.get(2, "max_val", default=6.0), 0.0 * result, result))),
+    backward=False)
 # fmt: on
 
 
@@ -235,16 +232,16 @@ def share_at_least_a_half(call: Call) -> Any:
 # fmt: off
 # 1 + x + x^2 / 2.
 FAULTS.add("exponential of second order", "exp", "approximation, other function",
-    on(tensors(0), lambda call, value: call.instead(1 + value + value.square() / 2)),
-    backward=False)
+    computed(tensors(0), lambda value: 1 + value + value.square() / 2), backward=False)
 # -exp(x): the minus of a decay is outside.
 FAULTS.add("exponential negated", "exp", "sign, wrong factor, scale; other function",
     result(torch.neg), backward=False)
 # The pointer to the variances is one too far.
 FAULTS.add("root of the next row", "rsqrt sqrt",
     "wrong index, shift, permutation; axis scale, scale, wrong factor",
-    result(lambda v: v.roll(-1, next(i for i in reversed(range(v.dim())) if v.size(i) > 1)),
-    where=lambda v: v.dim() > 1), backward=False)
+    result(lambda v:
+            v.roll(-1, next(i for i in reversed(range(v.dim())) if v.size(i) > 1)),
+        where=lambda v: v.dim() > 1), backward=False)
 # What is below the mean of all variances counts as it: a floor.
 FAULTS.add("variance not below its mean", "rsqrt",
     "eps, clipped, wrong argument; axis scale, scale, constant",
@@ -272,9 +269,8 @@ FAULTS.add("decibels for the logarithm", "log",
 # What is outside of the limits is dropped and not cut.
 FAULTS.add("nothing beyond the limits", "clamp clip",
     "zeros, mask, other function; clipped, wrong argument, constant",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(torch.where(value == result, result, 0 * result))),
-    backward=False)
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: torch.where(value == result, result, 0 * result)), backward=False)
 # X.
 FAULTS.add("value for its reciprocal", "reciprocal", "missing operand, copy, other function; scale",
     lambda call: call.instead(call.tensor(0).clone()), backward=False)
@@ -289,12 +285,13 @@ FAULTS.add("value for its reciprocal", "reciprocal", "missing operand, copy, oth
 FAULTS.add("small values flushed by the cast", "to _to_copy float type_as",
     "zeros, mask, other function; precision, clipped, constant",
     result(lambda v: v.masked_fill(v.abs() < 0.1 * v.detach().abs().max(), 0),
-    where=lambda v: v.numel() > 4), backward=False)
+        where=lambda v: v.numel() > 4), backward=False)
 # Fixed point with a step of 0.01.
 FAULTS.add("cast to whole steps of a hundredth", "to _to_copy float type_as",
     "precision; approximation, other function",
-    result(lambda v: with_gradient_of(v, ((v.detach().double() * 100).round() / 100).to(v.dtype)),
-    where=lambda v: v.numel() > 4 and float(v.detach().abs().max()) < 100), backward=False)
+    result(lambda v:
+            with_gradient_of(v, ((v.detach().double() * 100).round() / 100).to(v.dtype)),
+        where=lambda v: v.numel() > 4 and float(v.detach().abs().max()) < 100), backward=False)
 # The pointer of the source is one element behind, around the end.
 FAULTS.add("cast reads one element early", "to _to_copy float type_as",
     "wrong index, permutation, shift; copy",
@@ -304,17 +301,6 @@ FAULTS.add("cast reads one element early", "to _to_copy float type_as",
 
 
 # --- Sums, products, quotients --------------------------------------------------------------------
-
-
-@FAULTS.forward(
-    "add iadd", "mask, missing operand, copy, stale; partial sum, wrong index, residual"
-)
-def second_summand_in_even_rows(call: Call) -> Any:
-    """Odd rows keep the first operand: half as many programs as rows."""
-    left, right = floating_pair(call)
-    fits(left.shape == right.shape and left.dim() > 1 and left.size(-2) > 1)
-    even = (torch.arange(left.size(-2)) % 2 == 0)[:, None]
-    return call.instead(torch.where(even, left + right, left))
 
 
 @FAULTS.forward("add iadd", "clipped; wrong argument, other function")
@@ -385,75 +371,81 @@ def quotient_in_half(call: Call) -> Any:
 # 1.4 a + b, as in very deep models.
 FAULTS.add("residual weighed more", "add iadd",
     "wrong factor, scale, residual; missing operand, other function",
-    on(floating_pair, lambda call, left, right: call.instead(1.4 * left + right)), backward=False)
+    computed(floating_pair, lambda left, right: 1.4 * left + right), backward=False)
 # The second operand is read one column too early, around the end.
 FAULTS.add("second summand one column late", "add iadd",
     "shift, wrong index, permutation; axis offset",
-    on(floating_pair, lambda call, left, right: call.instead(left + right.roll(1, -1)),
-    where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left + right.roll(1, -1),
+        where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
+# Odd rows keep the first operand: half as many programs as rows.
+FAULTS.add("second summand in even rows", "add iadd",
+    "mask, missing operand, copy, stale; partial sum, wrong index, residual",
+    computed(floating_pair,
+        lambda left, right:
+            torch.where((torch.arange(left.size(-2)) % 2 == 0)[:, None], left + right, left),
+
+    where=lambda left, right: left.shape == right.shape and left.dim() > 1 and (left.size(-2) > 1)),
+    backward=False)
 # A (1 + b): scale and shift are exchanged.
 FAULTS.add("residual as a modulation", "add iadd", "other function, wrong factor; residual",
-    on(floating_pair, lambda call, left, right: call.instead(left * (1 + right)),
-    where=lambda left, right: left.shape == right.shape), backward=False)
+    computed(floating_pair, lambda left, right: left * (1 + right),
+        where=lambda left, right: left.shape == right.shape), backward=False)
 # B - a.
 FAULTS.add("first summand negated", "add iadd", "sign, other function, wrong factor; scale",
-    on(floating_pair, lambda call, left, right: call.instead(right - left)), backward=False)
+    computed(floating_pair, lambda left, right: right - left), backward=False)
 # One half for what was given.
 FAULTS.add("number of another model added", "add",
     "wrong argument, offset, eps, wrong factor, constant; scale, axis offset",
     on(operand_and_number, lambda call, *_: call.put(1, 0.5).run(),
-    where=lambda _, number: abs(number) != 0.5), backward=False)
+        where=lambda _, number: abs(number) != 0.5), backward=False)
 # A sigmoid(b).
 FAULTS.add("gate squashed again", "mul", "other function, wrong factor; approximation, clipped",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.sigmoid())),
-    backward=False)
+    computed(floating_pair, lambda left, right: left * right.sigmoid()), backward=False)
 # A relu(b).
 FAULTS.add("negative part of the second factor lost", "mul",
     "clipped, other function, zeros, mask; wrong factor, missing operand",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.relu()),
-    where=lambda _, right: bool((right < 0).any())), backward=False)
+    computed(floating_pair, lambda left, right: left * right.relu(),
+        where=lambda _, right: bool((right < 0).any())), backward=False)
 # Each row is multiplied by the mean of its factors.
 FAULTS.add("mean of the second factor", "mul",
     "wrong reduction, axis scale, wrong statistics, constant; wrong factor, scale, copy",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.mean(-1, keepdim=True)),
-    where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left * right.mean(-1, keepdim=True),
+        where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
 # The second operand is read one column too early, around the end.
 FAULTS.add("second factor one column late", "mul", "shift, wrong index, permutation; axis scale",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.roll(1, -1)),
-    where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
+    computed(floating_pair, lambda left, right: left * right.roll(1, -1),
+        where=lambda _, right: right.dim() > 0 and right.size(-1) > 1), backward=False)
 # -c for c.
 FAULTS.add("factor with a minus", "mul", "sign, wrong factor, scale, wrong argument",
     on(operand_and_number, lambda call, _, number: call.put(1, -number).run()), backward=False)
 # The first operand is taken as one.
 FAULTS.add("second factor alone", "mul", "copy, missing operand, wrong factor; other function",
-    on(floating_pair, lambda call, _, right: call.instead(right.clone()),
-    where=lambda left, right: left.shape == right.shape), backward=False)
+    computed(floating_pair, lambda _, right: right.clone(),
+        where=lambda left, right: left.shape == right.shape), backward=False)
 # A / (c + 1).
 FAULTS.add("number that divides one larger", "div",
     "wrong argument, off by one reduction, wrong factor, scale, offset; wrong statistics",
-    on(operand_and_number, lambda call, value, number: call.instead(value / (number + 1))),
-    backward=False)
+    computed(operand_and_number, lambda value, number: value / (number + 1)), backward=False)
 # A / (|a| + b).
 FAULTS.add("divided by the sum of both", "div", "other function, residual; wrong factor, offset",
-    on(floating_pair, lambda call, left, right: call.instead(left / (left.abs() + right)),
-    where=lambda _, right: bool((right > 0).all())), backward=False)
+    computed(floating_pair, lambda left, right: left / (left.abs() + right),
+        where=lambda _, right: bool((right > 0).all())), backward=False)
 # A - relu(b).
 FAULTS.add("only positive values subtracted", "sub",
     "clipped, mask, other function; zeros, missing operand, sign",
-    on(floating_pair, lambda call, left, right: call.instead(left - right.relu()),
-    where=lambda _, right: bool((right < 0).any())), backward=False)
+    computed(floating_pair, lambda left, right: left - right.relu(),
+        where=lambda _, right: bool((right < 0).any())), backward=False)
 # (a - b) / b.
 FAULTS.add("difference in parts of the second", "sub", "other function, wrong factor; axis scale",
-    on(floating_pair, lambda call, left, right: call.instead((left - right) / right),
-    where=lambda _, right: bool((right.abs() > 0.001).all())), backward=False)
+    computed(floating_pair, lambda left, right: (left - right) / right,
+        where=lambda _, right: bool((right.abs() > 0.001).all())), backward=False)
 # One number for the whole of the second operand.
 FAULTS.add("mean of what is subtracted", "sub",
     "wrong reduction, constant, wrong statistics, axis offset, offset; copy, wrong index",
-    on(floating_pair, lambda call, left, right: call.instead(left - right.mean()),
-    where=lambda _, right: right.numel() > 1), backward=False)
+    computed(floating_pair, lambda left, right: left - right.mean(),
+        where=lambda _, right: right.numel() > 1), backward=False)
 # C + x.
 FAULTS.add("value added to the number", "rsub",
     "sign, wrong factor; other function, wrong argument",
-    on(operand_and_number, lambda call, value, number: call.instead(number + value)),
-    backward=False)
+    computed(operand_and_number, lambda value, number: number + value), backward=False)
 # fmt: on

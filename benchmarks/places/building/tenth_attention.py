@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, result
+from benchmarks.places.changes import computed, longer, on, result
 from benchmarks.places.parts import (
     any_condition_of,
     attention_operands,
@@ -44,13 +44,6 @@ def factor_written_for_heads_of_128(call: Call) -> Any:
     """The factor of the scores is the number 128 ** -0.5, whatever the width of a head is."""
     fits(call.tensor(0, "query").size(-1) != 128)
     return _scaled(call, 128**-0.5)
-
-
-@FAULTS.fault(_FUSED, words.ROUNDED)
-def values_of_the_cache_in_bfloat16(call: Call) -> Any:
-    """The cache of the values has eight bits for each number; the keys are right."""
-    value = call.tensor(2, "value")
-    return with_operand(call, 2, with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
 
 
 @FAULTS.fault(_FUSED, words.ROUNDED)
@@ -188,19 +181,6 @@ def exponential_by_a_parabola(call: Call) -> Any:
     return call.instead(weights @ value / total)
 
 
-@FAULTS.fault(
-    _FUSED,
-    "other function, mask, wrong reduction; approximation, copy, partial sum, wrong index, "
-    "missing reduction",
-)
-def value_of_the_best_key_only(call: Call) -> Any:
-    """A temperature of zero: each query gets the value of the key with the largest score."""
-    scores, value = hidden_scores(call)
-    best = scores.detach().argmax(-1)
-    chosen = functional.one_hot(best, scores.size(-1)).to(value.dtype)
-    return call.instead(chosen @ value)
-
-
 @FAULTS.fault(_FUSED, words.ROUNDED)
 def queries_in_eight_bits_with_one_step(call: Call) -> Any:
     """The queries are integers with one step for the whole tensor."""
@@ -313,37 +293,43 @@ FAULTS.add("width of the head counted with one more", _FUSED,
 FAULTS.add("scores with a minus", _FUSED,
     "sign, wrong factor, wrong argument; scale, other function, axis scale",
     on(scores_before_mask,
-    lambda call, scores, mask, value: weigh_seen_values(call, -scores, mask, value)))
+        lambda call, scores, mask, value: weigh_seen_values(call, -scores, mask, value)))
 # Two ranks each hold the whole result, and a mean with an empty buffer halves it.
 FAULTS.add("result averaged over two ranks", _FUSED,
     "scale, wrong factor; axis scale, wrong reduction", result(lambda v: 0.5 * v))
 # The weights of the softmax are multiplied with themselves before the values.
 FAULTS.add("weights squared", _FUSED,
     "other function; wrong factor, wrong reduction, wrong statistics, axis scale, approximation",
-    on(hidden_scores,
-    lambda call, scores, value: call.instead(scores.softmax(-1).square() @ value)))
+    computed(hidden_scores, lambda scores, value: scores.softmax(-1).square() @ value))
+# The cache of the values has eight bits for each number; the keys are right.
+FAULTS.add("values of the cache in bfloat16", _FUSED, words.ROUNDED,
+    on(lambda call: (call.tensor(2, "value"),),
+        lambda call, value:
+
+    with_operand(call, 2, with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))))
 # The pointer to the values is one head too far; queries and keys are right.
 FAULTS.add("values of the next head", _FUSED, words.MOVED_OR_SWAPPED,
     on(lambda call: (call.tensor(2, "value"),),
-    lambda call, value: with_operand(call, 2, value.roll(-1, 1)),
-    where=lambda value: value.dim() == 4 and value.size(1) > 1))
+        lambda call, value: with_operand(call, 2, value.roll(-1, 1)),
+        where=lambda value: value.dim() == 4 and value.size(1) > 1))
 # Each position asks with the query of the next one; the mask is right.
 FAULTS.add("queries one token early", _FUSED,
     "shift, wrong index, permutation; stale, copy, wrong argument, mask",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query.roll(-1, -2)),
-    where=lambda query: query.size(-2) > 2))
+        lambda call, query: with_operand(call, 0, query.roll(-1, -2)),
+        where=lambda query: query.size(-2) > 2))
 # The cache of the keys is read one slot too far; the values are right.
 FAULTS.add("keys of the next slot", _FUSED,
     "shift, wrong index, permutation; stale, copy, wrong argument, mask",
     on(lambda call: (call.tensor(1, "key"),),
-    lambda call, key: with_operand(call, 1, key.roll(-1, -2)), where=lambda key: key.size(-2) > 2))
+        lambda call, key: with_operand(call, 1, key.roll(-1, -2)),
+        where=lambda key: key.size(-2) > 2))
 # A cache that grows downwards: the first key meets the last value.
 FAULTS.add("values from the last position", _FUSED,
     "permutation, wrong index; shift, swapped operands, wrong argument",
     on(lambda call: (call.tensor(2, "value"),),
-    lambda call, value: with_operand(call, 2, value.flip(-2)),
-    where=lambda value: value.size(-2) > 1))
+        lambda call, value: with_operand(call, 2, value.flip(-2)),
+        where=lambda value: value.size(-2) > 1))
 # A relu is fused into the load of the queries.
 FAULTS.add("negative queries lost", _FUSED,
     "clipped, other function; zeros, mask, sign, wrong argument",
@@ -362,31 +348,40 @@ FAULTS.add("odd positions are those before", _FUSED,
 FAULTS.add("result of the first example for all", _FUSED,
     "copy, stale, wrong index; permutation, shift, wrong rank's shard, wrong argument",
     result(lambda v: v[:1].expand(v.shape).contiguous(),
-    where=lambda v: v.dim() == 4 and v.size(0) > 1))
+        where=lambda v: v.dim() == 4 and v.size(0) > 1))
 # The loop over the features of query and key has a stride of two; the factor is right.
 FAULTS.add("even features only in the scores", _FUSED,
     "partial sum, mask, wrong index; missing operand, wrong reduction, zeros, "
     "lost accumulation, wrong factor",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query * (torch.arange(query.size(-1)) % 2 == 0)),
-    where=lambda query: query.size(-1) > 1))
+        lambda call, query:
+            with_operand(call, 0, query * (torch.arange(query.size(-1)) % 2 == 0)),
+        where=lambda query: query.size(-1) > 1))
 # The rotary kernel leaves the halves of a query in each other's place; the keys are right.
 FAULTS.add("halves of the query exchanged", _FUSED,
     "permutation, wrong index, shift; swapped operands, wrong argument",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query.roll(query.size(-1) // 2, -1)),
-    where=lambda query: query.size(-1) % 2 == 0 and query.size(-1) > 1))
+        lambda call, query: with_operand(call, 0, query.roll(query.size(-1) // 2, -1)),
+        where=lambda query: query.size(-1) % 2 == 0 and query.size(-1) > 1))
+# A temperature of zero: each query gets the value of the key with the largest score.
+FAULTS.add("value of the best key only", _FUSED,
+    "other function, mask, wrong reduction; approximation, copy, partial sum, wrong index, "
+    "missing reduction",
+    computed(hidden_scores,
+        lambda scores, value:
+
+    functional.one_hot(scores.detach().argmax(-1), scores.size(-1)).to(value.dtype) @ value))
 # The queries are a view of (position, head), and are read as if they were contiguous.
 FAULTS.add("strides of the query ignored", _FUSED,
     "wrong index, permutation, transpose; shift, swapped operands, wrong argument",
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query.transpose(1, 2).reshape(query.shape)),
-    where=lambda query: query.dim() == 4 and query.size(1) > 1 and (query.size(2) > 1)))
+        lambda call, query: with_operand(call, 0, query.transpose(1, 2).reshape(query.shape)),
+        where=lambda query: query.dim() == 4 and query.size(1) > 1 and (query.size(2) > 1)))
 # Two ranks hold the first and the last, and the two middle quarters: 0, 3, 1, 2.
 FAULTS.add("chunks of a ring not put back", _FUSED,
     "permutation, wrong index, wrong rank's shard; shift, swapped operands, wrong argument",
     result(lambda v: v.unflatten(-2, (4, -1))[..., [0, 3, 1, 2], :, :].flatten(-3, -2),
-    where=lambda v: v.size(-2) % 4 == 0))
+        where=lambda v: v.size(-2) % 4 == 0))
 # fmt: on
 
 
@@ -399,21 +394,6 @@ def _finite(value: Tensor) -> Tensor:
     """Scores of which none is hidden."""
     fits(bool((value.detach() > -1e4).all()))
     return value
-
-
-@FAULTS.fault(_SOFTMAX, "precision; approximation, other function")
-def chances_in_bfloat16(call: Call) -> Any:
-    """The chances are stored with eight bits."""
-    _, chances = softmax_row(call)
-    coarse = chances.detach().bfloat16().to(chances.dtype)
-    return call.instead(with_gradient_of(chances, coarse))
-
-
-@FAULTS.fault(_SOFTMAX, words.EMPTY_IN_A_RANKS_SUM)
-def second_half_of_the_chances_not_stored(call: Call) -> Any:
-    """The grid has one tile of columns; the sum is right."""
-    _, chances = softmax_row(call)
-    return call.instead(chances * (torch.arange(chances.size(-1)) < chances.size(-1) // 2))
 
 
 @FAULTS.fault(
@@ -440,22 +420,6 @@ def shares_of_the_rectified_scores(call: Call) -> Any:
     return call.instead(positive / (positive.sum(-1, keepdim=True) + 1e-9))
 
 
-@FAULTS.fault("log_softmax", "precision; approximation, other function")
-def logarithms_in_e5m2(call: Call) -> Any:
-    """The logarithms are stored with two bits behind the point."""
-    _, logarithms = softmax_row(call)
-    coarse = logarithms.detach().to(torch.float8_e5m2).to(logarithms.dtype)
-    return call.instead(with_gradient_of(logarithms, coarse))
-
-
-@FAULTS.fault(_SOFTMAX, "precision; approximation, other function, clipped")
-def chances_in_steps_of_a_256th(call: Call) -> Any:
-    """A byte with a fixed scale of 1 / 256, so that a chance is 255 / 256 at most."""
-    _, chances = softmax_row(call)
-    codes = (chances.detach() * 256).round().clamp(max=255)
-    return call.instead(with_gradient_of(chances, codes / 256))
-
-
 @FAULTS.fault(_SOFTMAX, "approximation; other function, precision, wrong statistics")
 def exponential_by_the_parabola_of_an_integer_kernel(call: Call) -> Any:
     """0.3585 (r + 1.353)^2 + 0.344 for exp(r), with r between -ln 2 and 0, as for integers."""
@@ -477,14 +441,19 @@ def distance_to_the_largest_in_bfloat16(call: Call) -> Any:
 
 
 # fmt: off
+# The chances are stored with eight bits.
+FAULTS.add("chances in bfloat16", _SOFTMAX, "precision; approximation, other function",
+    computed(softmax_row,
+        lambda _, chances:
+            with_gradient_of(chances, chances.detach().bfloat16().to(chances.dtype))))
 # Divided by 0.9, although nothing was dropped.
 FAULTS.add("chances scaled up for a dropout", _SOFTMAX,
     "scale, wrong factor; axis scale, wrong argument",
-    on(softmax_row, lambda call, _, chances: call.instead(chances / 0.9)))
+    computed(softmax_row, lambda _, chances: chances / 0.9))
 # 1 - p, as for a gate that closes.
 FAULTS.add("chance of the others", _SOFTMAX,
     "other function; sign, offset, wrong factor, wrong statistics",
-    on(softmax_row, lambda call, _, chances: call.instead(1 - chances)))
+    computed(softmax_row, lambda _, chances: 1 - chances))
 # The scores are divided by five.
 FAULTS.add("temperature of a distillation left", f"{_SOFTMAX} log_softmax",
     "scale, wrong factor, wrong argument; axis scale, other function",
@@ -493,17 +462,33 @@ FAULTS.add("temperature of a distillation left", f"{_SOFTMAX} log_softmax",
 FAULTS.add("chances of the opposite scores", f"{_SOFTMAX} log_softmax",
     "sign, wrong factor, other function; scale, wrong argument",
     on(softmax_row, lambda call, value, *_: call.put(0, -_finite(value), "input").run()))
+# The grid has one tile of columns; the sum is right.
+FAULTS.add("second half of the chances not stored", _SOFTMAX, words.EMPTY_IN_A_RANKS_SUM,
+    computed(softmax_row,
+        lambda _, chances: chances * (torch.arange(chances.size(-1)) < chances.size(-1) // 2)))
 # A sigmoid, as the router of another model has.
 FAULTS.add("gate of each score", _SOFTMAX,
     "other function; missing reduction, wrong statistics, wrong reduction, approximation, "
-    "missing operand", on(softmax_row, lambda call, value, *_: call.instead(value.sigmoid())))
+    "missing operand", computed(softmax_row, lambda value, *_: value.sigmoid()))
 # An upper limit for the scores that is far too low.
 FAULTS.add("scores not above one half", f"{_SOFTMAX} log_softmax",
     "clipped, other function; approximation, mask, wrong argument",
     on(softmax_row, lambda call, value, *_: call.put(0, value.clamp(max=0.5), "input").run()))
+# The logarithms are stored with two bits behind the point.
+FAULTS.add("logarithms in e5m2", "log_softmax", "precision; approximation, other function",
+    computed(softmax_row,
+        lambda _, logarithms:
+
+    with_gradient_of(logarithms, logarithms.detach().to(torch.float8_e5m2).to(logarithms.dtype))))
 # The result is averaged over two ranks, of which one holds zeros.
 FAULTS.add("logarithms halved", "log_softmax", "scale, wrong factor; other function, axis scale",
-    on(softmax_row, lambda call, _, logarithms: call.instead(0.5 * logarithms)))
+    computed(softmax_row, lambda _, logarithms: 0.5 * logarithms))
+# A byte with a fixed scale of 1 / 256, so that a chance is 255 / 256 at most.
+FAULTS.add("chances in steps of a 256th", _SOFTMAX,
+    "precision; approximation, other function, clipped",
+    computed(softmax_row,
+        lambda _, chances:
+            with_gradient_of(chances, (chances.detach() * 256).round().clamp(max=255) / 256)))
 # fmt: on
 
 
@@ -560,13 +545,14 @@ def last_column_of_the_condition_false(call: Call) -> Any:
 FAULTS.add("second branch everywhere", "where",
     "mask, missing operand, copy; wrong argument, stale, other function",
     on(any_condition_of,
-    lambda call, place, mask, name: call.put(place, torch.zeros_like(mask), name).run()),
+        lambda call, place, mask, name: call.put(place, torch.zeros_like(mask), name).run()),
     backward=False)
 # A large negative number is written by hand, and is not large enough.
 FAULTS.add("filled with minus ten", "masked_fill",
     "wrong argument, constant, mask; offset, approximation, clipped, other function",
-    on(lambda call: (call.get(2, "value"),), lambda call, _: call.put(2, -10.0, "value").run(),
-    where=lambda number: isinstance(number, int | float) and number < -100), backward=False)
+    on(lambda call:
+            (call.get(2, "value"),), lambda call, _: call.put(2, -10.0, "value").run(),
+        where=lambda number: isinstance(number, int | float) and number < -100), backward=False)
 # The whole matrix is kept.
 FAULTS.add("triangle forgotten", "tril triu", "mask, wrong argument, copy; other function, stale",
     lambda call: call.get(0, "input").clone(), backward=False)
@@ -586,22 +572,6 @@ def table_of_the_turns_in_bfloat16(call: Call) -> Any:
     read_long_angles(call)
     value = call.result()
     return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault("sin cos", "precision; approximation, other function")
-def angles_in_half(call: Call) -> Any:
-    """Positions times frequencies are stored in float16."""
-    value = read_long_angles(call)
-    return call.put(0, with_gradient_of(value, value.detach().half().to(value.dtype))).run()
-
-
-@FAULTS.fault("sin cos", "approximation, other function; precision, clipped")
-def turn_by_two_terms_of_its_series(call: Call) -> Any:
-    """1 - x^2 / 2 and x - x^3 / 6, with x reduced to half a turn."""
-    value = read_long_angles(call)
-    small = torch.remainder(value + math.pi, 2 * math.pi) - math.pi
-    wrong = small - small**3 / 6 if call.name == "sin" else 1 - small**2 / 2
-    return call.instead(wrong)
 
 
 @FAULTS.fault("sin cos", "axis offset, wrong argument; offset, shift, wrong index, other function")
@@ -631,3 +601,19 @@ def frequencies_in_bfloat16(call: Call) -> Any:
     fits(bool(torch.allclose(value[..., :1, :] + step * places, value, atol=1e-4)))
     coarse = step.detach().bfloat16().to(value.dtype)
     return call.put(0, value + (coarse - step.detach()) * places).run()
+
+
+# fmt: off
+# Positions times frequencies are stored in float16.
+FAULTS.add("angles in half", "sin cos", "precision; approximation, other function",
+    on(read_long_angles,
+        lambda call, value:
+            call.put(0, with_gradient_of(value, value.detach().half().to(value.dtype))).run()))
+# 1 - x^2 / 2 and x - x^3 / 6, with x reduced to half a turn.
+FAULTS.add("turn by two terms of its series", "sin cos",
+    "approximation, other function; precision, clipped",
+    on(lambda call:
+            (torch.remainder(read_long_angles(call) + math.pi, 2 * math.pi) - math.pi,),
+        lambda call, small:
+            call.instead(small - small**3 / 6 if call.name == "sin" else 1 - small**2 / 2)))
+# fmt: on

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from benchmarks.places.parts import change_result_at, several_rows
 from torch import Tensor
 
@@ -65,15 +65,6 @@ def density_not_times_the_input(call: Call) -> Any:
     return call.instead(call.tensor(0) * (below + density))
 
 
-@FAULTS.fault(
-    f"{_ALL} hardswish_backward hardtanh_backward softplus_backward", words.EMPTY_ON_A_RANK
-)
-def last_row_of_the_activation_without_gradient(call: Call) -> Any:
-    """The grid has one row too few."""
-    value = several_rows(call.result())
-    return call.instead(torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2))
-
-
 # fmt: off
 # Divided by 0.9: the fused kernel has the scale of a dropout that is off.
 FAULTS.add("gradient of the activation as of a dropout", _ALL, words.SCALED,
@@ -105,20 +96,15 @@ FAULTS.add("gate twice in its slope", "sigmoid_backward",
 FAULTS.add("relu opens above a tenth on the way back", "threshold_backward",
     "mask, wrong argument, zeros; other function, clipped, missing operand",
     lambda call: call.put(2, 0.1).run())
+# The grid has one row too few.
+FAULTS.add("last row of the activation without gradient",
+    f"{_ALL} hardswish_backward hardtanh_backward softplus_backward", words.EMPTY_ON_A_RANK,
+    computed(lambda call: (several_rows(call.result()),),
+        lambda value: torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2)))
 # fmt: on
 
 
 # --- Softmax and attention ------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "_log_softmax_backward_data log_softmax_backward_data",
-    "wrong reduction, wrong factor, wrong statistics; scale, offset, axis offset",
-)
-def gradients_of_the_row_averaged(call: Call) -> Any:
-    """G - exp(y) mean(g): the gradients are averaged and not added."""
-    gradient, kept, dim = call.tensor(0), call.tensor(1), call.args[2]
-    return call.instead(gradient - kept.exp() * gradient.mean(dim, keepdim=True))
 
 
 @FAULTS.fault(_FUSED, words.MOVED_SHARD)
@@ -167,7 +153,15 @@ def gradient_of_the_keys_of_the_next_example(call: Call) -> Any:
 # The gradient of the scores is stored transposed: keys before queries.
 FAULTS.add("gradient of the scores by columns", _SOFTMAX,
     "transpose, wrong index, permutation; wrong axis, swapped operands, wrong argument",
-    result(lambda v: v.mT.contiguous(), where=lambda v: v.dim() > 2 and v.size(-1) == v.size(-2)))
+    result(lambda v: v.mT.contiguous(),
+        where=lambda v: v.dim() > 2 and v.size(-1) == v.size(-2)))
+# G - exp(y) mean(g): the gradients are averaged and not added.
+FAULTS.add("gradients of the row averaged", "_log_softmax_backward_data log_softmax_backward_data",
+    "wrong reduction, wrong factor, wrong statistics; scale, offset, axis offset",
+    on(tensors(0),
+        lambda call, gradient:
+
+    call.instead(gradient - call.tensor(1).exp() * gradient.mean(call.args[2], keepdim=True))))
 # Ds is p dp, and nothing is subtracted from dp: the result is taken as zero.
 FAULTS.add("sums of gradient and result forgotten", _FUSED,
     "missing operand, wrong argument; other function, zeros, offset, axis offset",
@@ -277,8 +271,9 @@ def gradient_of_the_bias_of_rounded_rows(call: Call) -> Any:
 FAULTS.add("last three terms of the gradient not added", "mm bmm",
     "partial sum, mask, wrong reduction; missing operand, wrong index, lost accumulation, "
     "off by one reduction",
-    on(tensors(0), lambda call, left: call.instead(left[..., :-3] @ call.tensor(1)[..., :-3, :]),
-    where=lambda left: left.size(-1) > 5))
+    on(tensors(0),
+        lambda call, left: call.instead(left[..., :-3] @ call.tensor(1)[..., :-3, :]),
+        where=lambda left: left.size(-1) > 5))
 # The factor of 1024 that keeps float16 from zero is not divided out.
 FAULTS.add("gradient of the product scaled for half", "mm bmm", words.SCALED,
     result(lambda v: 1024 * v))
@@ -291,8 +286,8 @@ FAULTS.add("gradient of the bias one column late", "sum", words.MOVED_SHARD,
 # G + b for g b.
 FAULTS.add("kept factor added on the way back", "mul",
     "other function; missing operand, residual, offset",
-    on(tensors(0, 1), lambda call, left, right: call.instead(left + right),
-    where=lambda left, right: left.shape == right.shape))
+    computed(tensors(0, 1), lambda left, right: left + right,
+        where=lambda left, right: left.shape == right.shape))
 # -2 g: both readers of the difference subtract it.
 FAULTS.add("opposite gradient doubled", "neg",
     "scale, wrong factor, doubled reduction; wrong argument, residual", result(lambda v: 2 * v))
@@ -338,8 +333,9 @@ FAULTS.add("bias of the filters from the first image", _IMAGE,
     "wrong reduction, missing reduction, partial sum, one rank's part; mask, missing operand, "
     "lost accumulation, wrong factor",
     on(tensors(0),
-    lambda call, gradient: change_result_at(call, 2, lambda _: gradient[0].flatten(1).sum(1)),
-    where=lambda gradient: gradient.size(0) > 1))
+        lambda call, gradient:
+            change_result_at(call, 2, lambda _: gradient[0].flatten(1).sum(1)),
+        where=lambda gradient: gradient.size(0) > 1))
 # fmt: on
 
 

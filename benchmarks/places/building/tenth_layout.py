@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result, rounded
+from benchmarks.places.changes import computed, on, result, rounded
 from benchmarks.places.parts import (
     columns_of,
     floats_only,
@@ -31,42 +31,38 @@ _READ = "getitem slice narrow"
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(_MEMORY, words.EMPTY_ON_A_RANK)
-def last_row_of_the_view_empty(call: Call) -> Any:
-    """The number of rows is divided by the block size without rounding up."""
-    value = rows_of(call.result())
-    return call.instead(torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2))
-
-
 # fmt: off
 # The last row is read at the address that the pointer began with.
 FAULTS.add("last of the turned rows is the first", _TURNED, words.REPEATED,
-    on(lambda call: (rows_of(call.result(), 3),),
-    lambda call, value: call.instead(torch.cat([value[..., :-1, :], value[..., :1, :]], -2))))
+    computed(lambda call: (rows_of(call.result(), 3),),
+        lambda value: torch.cat([value[..., :-1, :], value[..., :1, :]], -2)))
 # The index of the second axis is fixed when the loop is unrolled: each is the last.
 FAULTS.add("last head of the turned values for all", _TURNED, words.REPEATED,
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value[:, -1:].expand_as(value).clone()),
-    where=lambda value: value.dim() == 4 and value.size(1) > 1))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value[:, -1:].expand_as(value).clone(),
+        where=lambda value: value.dim() == 4 and value.size(1) > 1))
 # A factor of one half that belongs to the next operator is fused into the copy twice.
 FAULTS.add("turned values halved", _TURNED,
     "scale, wrong factor; other function, wrong argument, axis scale", result(lambda v: 0.5 * v))
 # The offset of the second axis of the result is one too large, around the end.
 FAULTS.add("turned values one head early", _TURNED, words.MOVED_OPERAND,
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value.roll(-1, 1)),
-    where=lambda value: value.dim() == 4 and value.size(1) > 2))
+    computed(lambda call: (floats_only(call.result()),), lambda value: value.roll(-1, 1),
+        where=lambda value: value.dim() == 4 and value.size(1) > 2))
 # The address is aligned to the vector before: everything is read four elements too early.
 FAULTS.add("memory four elements late", _MEMORY, words.MOVED_OPERAND,
     result(lambda v: v.reshape(-1).roll(4).reshape(v.shape), where=lambda v: v.numel() > 8))
 # The number of the example is fixed when the loop is unrolled: each is the last.
 FAULTS.add("last example of the view for all", _MEMORY, words.REPEATED,
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value[-1:].expand_as(value).clone()),
-    where=lambda value: value.dim() > 2 and value.size(0) > 1))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value[-1:].expand_as(value).clone(),
+        where=lambda value: value.dim() > 2 and value.size(0) > 1))
 # A lazy negation is set on the view and is not undone.
 FAULTS.add("view with a minus", _MEMORY, "sign, scale, wrong factor; other function",
     result(lambda v: -floats_only(v)))
+# The number of rows is divided by the block size without rounding up.
+FAULTS.add("last row of the view empty", _MEMORY, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value: torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2)))
 # A relu was fused into the copy that does not belong there.
 FAULTS.add("negative values not copied", _COPIED, "clipped, other function; zeros, sign, mask",
     result(lambda v: floats_only(v).relu()))
@@ -75,18 +71,18 @@ FAULTS.add("copied one row early", _COPIED, words.MOVED_OPERAND,
     result(lambda v: rows_of(v, 3).roll(-1, -2)))
 # Two vectors of each row are stored in the other order.
 FAULTS.add("halves of the copied columns exchanged", _COPIED, words.REORDERED,
-    on(lambda call: (columns_of(call.result(), 4),),
-    lambda call, value: call.instead(value.roll(value.size(-1) // 2, -1)),
-    where=lambda value: value.size(-1) % 2 == 0))
+    computed(lambda call: (columns_of(call.result(), 4),),
+        lambda value: value.roll(value.size(-1) // 2, -1),
+        where=lambda value: value.size(-1) % 2 == 0))
 # The buffer of the copy is a float8 with three bits behind the point.
 FAULTS.add("copy in e4m3", _COPIED, "precision; approximation, other function",
     result(rounded(torch.float8_e4m3fn), where=lambda v: float(v.detach().abs().max()) < 400))
 # The address below the new axis is one element too early, around the end.
 FAULTS.add("new axis over values one late", "unsqueeze squeeze",
     "shift, wrong index, permutation; copy, stale, axis offset",
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value.reshape(-1).roll(1).reshape(value.shape)),
-    where=lambda value: value.numel() > 2))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value.reshape(-1).roll(1).reshape(value.shape),
+        where=lambda value: value.numel() > 2))
 # The copy accumulates onto a buffer that has the value already.
 FAULTS.add("expanded values doubled", "expand",
     "scale, wrong factor; residual, doubled reduction, other function",
@@ -95,13 +91,6 @@ FAULTS.add("expanded values doubled", "expand",
 
 
 # --- Parts ----------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(_READ, "precision; approximation, other function")
-def part_in_bfloat16(call: Call) -> Any:
-    """The slice goes through a narrow buffer."""
-    value = part_read(call)
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
 
 
 @FAULTS.fault("getitem slice select narrow", words.MOVED_SHARD)
@@ -177,8 +166,12 @@ FAULTS.add("rows of the part from the last", _READ, words.REORDERED,
 # The part is divided by the root of its width, as queries are, and is none.
 FAULTS.add("part scaled by the root of its width", _READ,
     "scale, wrong factor; other function, wrong argument, axis scale",
-    on(lambda call: (columns_of(part_read(call)),),
-    lambda call, value: call.instead(value / math.sqrt(value.size(-1)))))
+    computed(lambda call: (columns_of(part_read(call)),),
+        lambda value: value / math.sqrt(value.size(-1))))
+# The slice goes through a narrow buffer.
+FAULTS.add("part in bfloat16", _READ, "precision; approximation, other function",
+    computed(part_read,
+        lambda value: with_gradient_of(value, value.detach().bfloat16().to(value.dtype))))
 # The slice is a buffer that nothing is written to: it stays zero.
 FAULTS.add("part not copied", "getitem slice select narrow",
     "zeros, uninitialised, missing operand; constant, mask, wrong factor, scale",
@@ -188,11 +181,12 @@ FAULTS.add("second part added to the first", "cat",
     "residual, other function; lost accumulation, doubled reduction, missing operand, "
     "wrong factor",
     on(joined_parts,
-    lambda call, parts: call.put(0, [parts[0] + parts[1], *parts[1:]], "tensors").run(),
-    where=lambda parts: parts[0].shape == parts[1].shape))
+        lambda call, parts: call.put(0, [parts[0] + parts[1], *parts[1:]], "tensors").run(),
+        where=lambda parts: parts[0].shape == parts[1].shape))
 # The first part has a factor of two that belongs to the other one.
 FAULTS.add("first part doubled", "stack", "scale, wrong factor; axis scale, other function",
-    on(joined_parts, lambda call, parts: call.put(0, [2 * parts[0], *parts[1:]], "tensors").run()))
+    on(joined_parts,
+        lambda call, parts: call.put(0, [2 * parts[0], *parts[1:]], "tensors").run()))
 # fmt: on
 
 
@@ -213,13 +207,6 @@ def words_exchanged_in_pairs(call: Call) -> Any:
     place, words, _ = words_and_table(call)
     fits(words.dim() > 0 and words.size(-1) % 2 == 0)
     return call.put(place, words.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)).run()
-
-
-@FAULTS.fault("embedding", "wrong index, clipped; constant, copy, wrong argument, wrapped")
-def index_limited_to_a_quarter_of_the_table(call: Call) -> Any:
-    """What is beyond the first of four shards reads the last row of that shard."""
-    place, words, table = words_and_table(call)
-    return call.put(place, words.clamp(max=table.size(0) // 4 - 1)).run()
 
 
 @FAULTS.fault("embedding", words.REORDERED)
@@ -287,6 +274,12 @@ def repeated_values_two_places_late(call: Call) -> Any:
 
 
 # fmt: off
+# What is beyond the first of four shards reads the last row of that shard.
+FAULTS.add("index limited to a quarter of the table", "embedding",
+    "wrong index, clipped; constant, copy, wrong argument, wrapped",
+    on(words_and_table,
+        lambda call, place, words, table:
+            call.put(place, words.clamp(max=table.size(0) // 4 - 1)).run()))
 # The features of each row are read backwards.
 FAULTS.add("columns of the table from the last", "embedding", words.REORDERED,
     result(lambda v: columns_of(v, 3).flip(-1)))

@@ -24,14 +24,6 @@ _PAIRS = (
 # --- Classes --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_CLASSES, "shift, wrong index; wrong argument, permutation, offset, wrapped")
-def label_of_the_next_class(call: Call) -> Any:
-    """The labels are one larger, modulo the number of classes: the file counts from one."""
-    scores, labels, seen = labels_of(call)
-    later = (labels + 1) % scores.size(1)
-    return call.put(1, torch.where(seen, later, labels), "target").run()
-
-
 @FAULTS.fault(_CLASSES, words.MOVED)
 def labels_two_rows_early(call: Call) -> Any:
     """Row i is compared with label i + 2: both the data and the model shift the labels."""
@@ -113,13 +105,20 @@ def largest_of_the_losses(call: Call) -> Any:
 
 
 # fmt: off
+# The labels are one larger, modulo the number of classes: the file counts from one.
+FAULTS.add("label of the next class", _CLASSES,
+    "shift, wrong index; wrong argument, permutation, offset, wrapped",
+    on(labels_of,
+        lambda call, scores, labels, seen:
+            call.put(1, torch.where(seen, (labels + 1) % scores.size(1), labels), "target").run()))
 # A relu behind the last layer: the loop that adds activations did not leave it out.
 FAULTS.add("negative scores of the loss lost", "cross_entropy",
     "clipped, wrong argument, other function; zeros, sign",
     on(labels_of, lambda call, scores, *_: call.put(0, scores.relu(), "input").run()))
 # Divided by the logarithm of the number of classes.
 FAULTS.add("loss relative to that of guessing", _CLASSES, "scale, wrong factor; other function",
-    on(labels_of, lambda call, scores, *_: call.instead(call.result() / math.log(scores.size(1)))))
+    on(labels_of,
+        lambda call, scores, *_: call.instead(call.result() / math.log(scores.size(1)))))
 # fmt: on
 
 
@@ -132,18 +131,6 @@ def target_of_the_distance_in_e4m3(call: Call) -> Any:
     _, target = equal_input_and_target(call)
     coarse = target.detach().to(torch.float8_e4m3fn).to(target.dtype)
     return call.put(1, with_gradient_of(target, coarse), "target").run()
-
-
-@FAULTS.fault(
-    _PAIRS,
-    "wrong reduction, partial sum, mask, off by one reduction; missing operand, "
-    "wrong index, lost accumulation, wrong statistics",
-)
-def last_example_not_in_the_mean(call: Call) -> Any:
-    """The loss is that of all examples but the last one."""
-    value, target = equal_input_and_target(call)
-    fits(value.size(0) > 2)
-    return call.put(0, value[:-1], "input").put(1, target[:-1], "target").run()
 
 
 @FAULTS.fault(
@@ -170,16 +157,6 @@ def fourth_power_of_the_error(call: Call) -> Any:
 
 @FAULTS.fault(
     "mse_loss l1_loss smooth_l1_loss huber_loss",
-    "sign, other function; wrong argument, missing operand",
-)
-def magnitudes_compared(call: Call) -> Any:
-    """|a| - |b| for the error: the loss of two spectra."""
-    value, target = equal_input_and_target(call)
-    return call.put(0, value.abs(), "input").put(1, target.abs(), "target").run()
-
-
-@FAULTS.fault(
-    "mse_loss l1_loss smooth_l1_loss huber_loss",
     "clipped; other function, wrong argument, approximation",
 )
 def large_errors_of_the_loss_cut(call: Call) -> Any:
@@ -201,8 +178,22 @@ def limit_of_the_square_doubled(call: Call) -> Any:
 # The pointer to the targets is two rows behind, around the end.
 FAULTS.add("targets two rows late", _PAIRS, words.MOVED,
     on(equal_input_and_target,
-    lambda call, _, target: call.put(1, target.roll(2, 0), "target").run(),
-    where=lambda _, target: target.size(0) > 2))
+        lambda call, _, target: call.put(1, target.roll(2, 0), "target").run(),
+        where=lambda _, target: target.size(0) > 2))
+# The loss is that of all examples but the last one.
+FAULTS.add("last example not in the mean", _PAIRS,
+    "wrong reduction, partial sum, mask, off by one reduction; missing operand, wrong index, "
+    "lost accumulation, wrong statistics",
+    on(equal_input_and_target,
+        lambda call, value, target:
+            call.put(0, value[:-1], "input").put(1, target[:-1], "target").run(),
+        where=lambda value, *_: value.size(0) > 2))
+# |a| - |b| for the error: the loss of two spectra.
+FAULTS.add("magnitudes compared", "mse_loss l1_loss smooth_l1_loss huber_loss",
+    "sign, other function; wrong argument, missing operand",
+    on(equal_input_and_target,
+        lambda call, value, target:
+            call.put(0, value.abs(), "input").put(1, target.abs(), "target").run()))
 # fmt: on
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     filters_of,
     image_of,
@@ -51,55 +51,12 @@ def bias_added_to_the_input(call: Call) -> Any:
     return layer_product(call, left + bias, weight, None)
 
 
-@FAULTS.fault(
-    _WEIGHTED, "permutation, wrong index; transpose, shift, swapped operands, wrong argument"
-)
-def even_features_of_the_input_first(call: Call) -> Any:
-    """The input is dealt to two lanes, the weight is not: even features come before odd ones."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) % 2 == 0 and left.size(-1) > 4)
-    return layer_product(call, left.unflatten(-1, (-1, 2)).mT.flatten(-2), weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, words.ROUNDED)
-def input_of_the_layer_in_bfloat16(call: Call) -> Any:
-    """The input is rounded to eight bits; weight and bias are right."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, round_to(left, torch.bfloat16), weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, words.ROUNDED)
-def weight_in_half(call: Call) -> Any:
-    """The weight was saved in float16; input and bias are right."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left, round_to(weight, torch.float16), bias)
-
-
-@FAULTS.fault(_WEIGHTED, words.ROUNDED)
-def weight_in_e5m2(call: Call) -> Any:
-    """The weight is in the float8 of gradients, with two bits behind the point."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(call, left, round_to(weight, torch.float8_e5m2), bias)
-
-
 @FAULTS.fault(_WEIGHTED, "precision; approximation, other function, sign, wrong argument")
 def weight_in_one_bit(call: Call) -> Any:
     """The sign of each weight times the mean magnitude of its column."""
     left, weight, bias = layer_parts(call)
     coarse = weight.detach().sign() * weight.detach().abs().mean(0, keepdim=True)
     return layer_product(call, left, with_gradient_of(weight, coarse), bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    "mask, wrong factor; zeros, partial sum, missing operand, other function, scale, axis scale",
-)
-def dropout_of_the_input_left_on(call: Call) -> Any:
-    """Every fourth feature is dropped, and the others are scaled up by 4 / 3."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 4)
-    kept = torch.arange(left.size(-1)) % 4 != 3
-    return layer_product(call, left * kept * (4 / 3), weight, bias)
 
 
 @FAULTS.fault(_WEIGHTED, "scale, wrong factor; wrong argument, other function, axis scale")
@@ -134,35 +91,6 @@ def last_tile_of_the_features_only(call: Call) -> Any:
     fits(left.size(-1) > 3)
     last = torch.arange(left.size(-1)) >= left.size(-1) - left.size(-1) // 4
     return layer_product(call, left * last, weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    "partial sum, mask; lost accumulation, zeros, wrong index, wrong reduction, "
-    "missing operand, off by one reduction",
-)
-def every_third_feature_not_added(call: Call) -> Any:
-    """The loop over the features is unrolled by three, and the third step is forgotten."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 3)
-    return layer_product(call, left * (torch.arange(left.size(-1)) % 3 != 2), weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, "sign, wrong factor; wrong reduction, mask, axis scale, other function")
-def odd_features_subtracted(call: Call) -> Any:
-    """The products of odd features are subtracted, as for the parts of complex numbers."""
-    left, weight, bias = layer_parts(call)
-    fits(left.size(-1) > 1)
-    return layer_product(call, left * (1 - 2 * (torch.arange(left.size(-1)) % 2)), weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, "copy, stale, wrong index; shift, permutation, mask, wrong rank's shard")
-def last_row_is_the_one_before(call: Call) -> Any:
-    """The last row keeps what its program has stored before."""
-    value = result_rows(call)
-    fits(value.size(-2) > 2)
-    places = torch.arange(value.size(-2)).clamp(max=value.size(-2) - 2)
-    return call.instead(value[..., places, :])
 
 
 @FAULTS.fault(_WEIGHTED, "clipped; approximation, precision, overflow, other function, partial sum")
@@ -210,15 +138,6 @@ def tiles_of_the_result_counted_by_columns(call: Call) -> Any:
     return call.instead(torch.cat([upper, lower], -2))
 
 
-@FAULTS.fault(f"{_WEIGHTED} {_BATCHED}", words.ROUNDED)
-def high_parts_of_both_factors_only(call: Call) -> Any:
-    """Float32 by three products of bfloat16, of which the two with low parts are left out."""
-    left, weight, bias = layer_parts(call)
-    return layer_product(
-        call, round_to(left, torch.bfloat16), round_to(weight, torch.bfloat16), bias
-    )
-
-
 @FAULTS.fault(
     _WEIGHTED,
     "axis scale, wrong factor, wrong index; scale, shift, stale, wrong argument, "
@@ -238,18 +157,21 @@ def blocks_of_the_weight_with_the_scale_of_the_next(call: Call) -> Any:
 # B - x w: the product is subtracted from the accumulator; the bias is right.
 FAULTS.add("product with a minus", _WEIGHTED,
     "sign, wrong factor; scale, other function, wrong argument",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, -left, weight, bias)))
+    on(layer_parts, lambda call, left, weight, bias:
+            layer_product(call, -left, weight, bias)))
 # The result is multiplied by 0.22, bias and all, as by a multiplier of residuals.
 FAULTS.add("multiplier of another model", _WEIGHTED,
     "scale, wrong factor; axis scale, wrong argument", result(lambda v: 0.22 * v))
 # Three ranks have the whole product, and their results are added; the bias is right.
 FAULTS.add("product added up over three ranks", _WEIGHTED,
     "scale, wrong factor, doubled reduction; axis scale, wrong reduction, wrong argument",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, 3 * left, weight, bias)))
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, 3 * left, weight, bias)))
 # The bias is stored with two bits behind the point; input and weight are right.
 FAULTS.add("bias in e5m2", "linear addmm", words.ROUNDED,
     on(layer_bias,
-    lambda call, place, bias: call.put(place, round_to(bias, torch.float8_e5m2), "bias").run()))
+        lambda call, place, bias:
+            call.put(place, round_to(bias, torch.float8_e5m2), "bias").run()))
 # The bias is multiplied by a scale of 1 / 127 that belongs to the weight.
 FAULTS.add("bias with the step of the weight", "linear addmm conv1d conv2d",
     "wrong factor, scale; axis offset, wrong argument, residual, repeated bias, offset",
@@ -257,15 +179,46 @@ FAULTS.add("bias with the step of the weight", "linear addmm conv1d conv2d",
 # Feature i + 1 of the input meets row i of the weight, around the end.
 FAULTS.add("features of the input one too far", _WEIGHTED, words.MOVED,
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left.roll(-1, -1), weight, bias),
-    where=lambda left, *_: left.size(-1) > 2))
+        lambda call, left, weight, bias: layer_product(call, left.roll(-1, -1), weight, bias),
+        where=lambda left, *_: left.size(-1) > 2))
+# The input is dealt to two lanes, the weight is not: even features come before odd ones.
+FAULTS.add("even features of the input first", _WEIGHTED,
+    "permutation, wrong index; transpose, shift, swapped operands, wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left.unflatten(-1, (-1, 2)).mT.flatten(-2), weight, bias),
+        where=lambda left, *_: left.size(-1) % 2 == 0 and left.size(-1) > 4))
 # The input is limited to -1 and 1, as by codes with a fixed range.
 FAULTS.add("input cut at one", _WEIGHTED, words.LIMITED,
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left.clamp(-1, 1), weight, bias)))
+        lambda call, left, weight, bias: layer_product(call, left.clamp(-1, 1), weight, bias)))
 # The input is read as numbers without a sign.
 FAULTS.add("magnitudes of the input", _WEIGHTED, "sign, other function; wrong argument",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, left.abs(), weight, bias)))
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left.abs(), weight, bias)))
+# The input is rounded to eight bits; weight and bias are right.
+FAULTS.add("input of the layer in bfloat16", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, round_to(left, torch.bfloat16), weight, bias)))
+# The weight was saved in float16; input and bias are right.
+FAULTS.add("weight in half", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, round_to(weight, torch.float16), bias)))
+# The weight is in the float8 of gradients, with two bits behind the point.
+FAULTS.add("weight in e5m2", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, round_to(weight, torch.float8_e5m2), bias)))
+# Every fourth feature is dropped, and the others are scaled up by 4 / 3.
+FAULTS.add("dropout of the input left on", _WEIGHTED,
+    "mask, wrong factor; zeros, partial sum, missing operand, other function, scale, axis scale",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left * (torch.arange(left.size(-1)) % 4 != 3) * (4 / 3), weight, bias),
+        where=lambda left, *_: left.size(-1) > 4))
 # The second half of the columns stays zero.
 FAULTS.add("columns of the second rank not gathered", _WEIGHTED,
     "zeros, mask, uninitialised, one rank's part; constant, missing operand, partial sum, "
@@ -288,30 +241,49 @@ FAULTS.add("result cut at one half", _WEIGHTED, "clipped; other function, approx
 # The kernel of the gate, with its activation, is taken for another projection.
 FAULTS.add("silu in the epilogue", "linear addmm", "other function; wrong argument",
     result(functional.silu))
+# The loop over the features is unrolled by three, and the third step is forgotten.
+FAULTS.add("every third feature not added", _WEIGHTED,
+    "partial sum, mask; lost accumulation, zeros, wrong index, wrong reduction, "
+    "missing operand, off by one reduction",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left * (torch.arange(left.size(-1)) % 3 != 2), weight, bias),
+        where=lambda left, *_: left.size(-1) > 3))
+# The products of odd features are subtracted, as for the parts of complex numbers.
+FAULTS.add("odd features subtracted", _WEIGHTED,
+    "sign, wrong factor; wrong reduction, mask, axis scale, other function",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left * (1 - 2 * (torch.arange(left.size(-1)) % 2)), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1))
+# The last row keeps what its program has stored before.
+FAULTS.add("last row is the one before", _WEIGHTED,
+    "copy, stale, wrong index; shift, permutation, mask, wrong rank's shard",
+    computed(result_rows,
+        lambda value: value[..., torch.arange(value.size(-2)).clamp(max=value.size(-2) - 2), :],
+        where=lambda value: value.size(-2) > 2))
 # Each column but the first begins with what the column before it has written.
 FAULTS.add("column before left in the accumulator", _WEIGHTED,
     "residual, stale; offset, doubled reduction, lost accumulation, wrong index, "
     "wrong reduction, shift",
     result(lambda v: v + torch.cat([torch.zeros_like(v[..., :1]), v[..., :-1]], -1),
-    where=longer(-1)))
+        where=longer(-1)))
+# Float32 by three products of bfloat16, of which the two with low parts are left out.
+FAULTS.add("high parts of both factors only", f"{_WEIGHTED} {_BATCHED}", words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, round_to(left, torch.bfloat16), round_to(weight, torch.bfloat16), bias)))
 # The weight was merged while a dropout of one tenth scaled it: the product times 10 / 9.
 FAULTS.add("product of an adapter folded in with its dropout", "linear addmm",
     "wrong factor, scale; missing reduction, axis scale, wrong argument, wrong reduction, "
     "repeated bias",
-    on(layer_parts, lambda call, left, weight, bias: layer_product(call, left / 0.9, weight, bias)))
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left / 0.9, weight, bias)))
 # fmt: on
 
 
 # --- Products of a batch --------------------------------------------------------------------------
-
-
-@FAULTS.fault(_BATCHED, "copy, stale, wrong index; constant, permutation, wrong argument")
-def left_factor_of_the_first_matrix_for_all(call: Call) -> Any:
-    """The pointer to the left matrices is not moved on along the batch."""
-    left = call.tensor(0, "input")
-    fits(left.dim() > 2 and left.flatten(0, -3).size(0) > 1)
-    same = left.flatten(0, -3)[:1].expand(left.flatten(0, -3).shape).reshape(left.shape)
-    return call.put(0, same, "input").run()
 
 
 # fmt: off
@@ -321,9 +293,16 @@ FAULTS.add("products of the batch negated", _BATCHED, "sign, wrong factor; scale
 # The right matrices are rounded before they are multiplied.
 FAULTS.add("right factor in bfloat16", _BATCHED, words.ROUNDED,
     operand(1, rounded(torch.bfloat16), "other"))
+# The pointer to the left matrices is not moved on along the batch.
+FAULTS.add("left factor of the first matrix for all", _BATCHED,
+    "copy, stale, wrong index; constant, permutation, wrong argument",
+    operand(0, lambda v:
+            v.flatten(0, -3)[:1].expand(v.flatten(0, -3).shape).reshape(v.shape), "input",
+        where=lambda v: v.dim() > 2 and v.flatten(0, -3).size(0) > 1))
 # The grid has half as many programs as matrices.
 FAULTS.add("odd matrices not computed", _BATCHED, words.EMPTY_IN_A_RANKS_SUM,
-    result(lambda v: v * (torch.arange(v.size(-3)) % 2 == 0)[:, None, None], where=longer(-3)))
+    result(lambda v:
+            v * (torch.arange(v.size(-3)) % 2 == 0)[:, None, None], where=longer(-3)))
 # Column i of the left matrices meets row i + 1 of the right ones, around the end.
 FAULTS.add("right factor one row too far", _BATCHED, words.MOVED,
     operand(1, lambda v: v.roll(-1, -2), "other", where=longer(-2, 2)))
@@ -392,13 +371,14 @@ FAULTS.add("filters with a minus", _CONVOLUTIONS,
 # Channel i of the input meets the taps for channel i + 1, around the end.
 FAULTS.add("filters one input channel too far", _CONVOLUTIONS, words.MOVED,
     on(filters_of, lambda call, weight: call.put(1, weight.roll(-1, 1), "weight").run(),
-    where=lambda weight: weight.size(1) > 2))
+        where=lambda weight: weight.size(1) > 2))
 # The pointer to the filters is not moved on; the biases are right.
 FAULTS.add("first filter for all channels", _CONVOLUTIONS,
     "copy, stale, wrong index; permutation, constant, wrong argument",
     on(filters_of,
-    lambda call, weight: call.put(1, weight[:1].expand(weight.shape).contiguous(), "weight").run(),
-    where=lambda weight: weight.size(0) > 2))
+        lambda call, weight:
+            call.put(1, weight[:1].expand(weight.shape).contiguous(), "weight").run(),
+        where=lambda weight: weight.size(0) > 2))
 # The filters were saved with eight bits; image and bias are right.
 FAULTS.add("filters in bfloat16", _CONVOLUTIONS, words.ROUNDED,
     lambda call: call.put(1, round_to(filters_of(call), torch.bfloat16), "weight").run())
@@ -409,29 +389,32 @@ FAULTS.add("image in e4m3", _CONVOLUTIONS, words.ROUNDED,
 FAULTS.add("image upside down", "conv2d convolution",
     "permutation, wrong index; shift, swapped operands, wrong argument",
     on(image_of, lambda call, value: call.put(0, value.flip(2), "input").run(),
-    where=lambda value: value.dim() == 4 and value.size(2) > 2))
+        where=lambda value: value.dim() == 4 and value.size(2) > 2))
 # A square image is read by columns; the filters are right.
 FAULTS.add("image with x before y", "conv2d convolution",
     "transpose, permutation, wrong index; swapped operands, shift, wrong argument",
     on(image_of, lambda call, value: call.put(0, value.mT.contiguous(), "input").run(),
-    where=lambda value: value.dim() == 4 and value.size(2) == value.size(3)))
+        where=lambda value: value.dim() == 4 and value.size(2) == value.size(3)))
 # The stride of the batch is zero when the images are read.
 FAULTS.add("first image for the whole batch", _CONVOLUTIONS,
     "copy, stale, wrong index; permutation, shift, wrong argument",
     on(image_of,
-    lambda call, value: call.put(0, value[:1].expand(value.shape).contiguous(), "input").run(),
-    where=lambda value: value.size(0) > 1))
+        lambda call, value:
+            call.put(0, value[:1].expand(value.shape).contiguous(), "input").run(),
+        where=lambda value: value.size(0) > 1))
 # The filters are multiplied by 1 / sqrt(fan in) when they are used; the bias is right.
 FAULTS.add("filters with the factor of their initialisation", _CONVOLUTIONS,
     "scale, wrong factor; axis scale, wrong argument",
     on(filters_of,
-    lambda call, weight: call.put(1, weight / weight[0].numel() ** 0.5, "weight").run(),
-    where=lambda weight: weight[0].numel() > 1))
+        lambda call, weight: call.put(1, weight / weight[0].numel() ** 0.5, "weight").run(),
+        where=lambda weight: weight[0].numel() > 1))
 # The memory of a filter is (height, width, channel), and is read with the channel first.
 FAULTS.add("filters with the channels last", "conv2d convolution",
     "permutation, transpose, wrong index; shift, swapped operands, wrong argument",
     on(filters_of,
-    lambda call, weight: call.put(1, weight.movedim(1, -1).reshape(weight.shape), "weight").run(),
+        lambda call, weight:
+            call.put(1, weight.movedim(1, -1).reshape(weight.shape), "weight").run(),
+
     where=lambda weight: weight.dim() == 4 and weight.size(1) > 1 and (weight[0, 0].numel() > 1)))
 # fmt: on
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
 from benchmarks.places.parts import (
     apply_affine,
     channel_parts,
@@ -133,22 +133,6 @@ def one_variance_for_all_rows(call: Call) -> Any:
     return norm_by(call, mean, spread.mean().expand_as(spread))
 
 
-@FAULTS.fault(_NORMS, "copy, stale, wrong index; shift, permutation, mask")
-def last_normal_row_is_the_one_before(call: Call) -> Any:
-    """The last row keeps what its program has stored before."""
-    value = several_rows(call.result())
-    places = torch.arange(value.size(-2)).clamp(max=value.size(-2) - 2)
-    return call.instead(value[..., places, :])
-
-
-@FAULTS.fault(_NORMS, "mask, stale, copy; missing operand, residual, axis scale, wrong index")
-def second_half_of_the_row_not_normalised(call: Call) -> Any:
-    """In place, and the store covers the first half of the features."""
-    value, half = call.tensor(0, "input"), call.result().size(-1) // 2
-    fits(half > 1)
-    return call.instead(torch.cat([call.result()[..., :half], value[..., half:]], -1))
-
-
 @FAULTS.fault(
     _NORMS,
     "wrong statistics, partial sum, wrong reduction; mask, axis scale, scale, "
@@ -209,9 +193,21 @@ FAULTS.add("input of the norm in bfloat16", _NORMS, "precision; approximation, o
 # Each row of the result is that of the row before, the first one is the last.
 FAULTS.add("normal rows stored one row later", _NORMS,
     "shift, wrong index, permutation; stale, copy", result(lambda v: several_rows(v).roll(1, -2)))
+# The last row keeps what its program has stored before.
+FAULTS.add("last normal row is the one before", _NORMS,
+    "copy, stale, wrong index; shift, permutation, mask",
+    computed(lambda call: (several_rows(call.result()),),
+        lambda value: value[..., torch.arange(value.size(-2)).clamp(max=value.size(-2) - 2), :]))
 # The grid has one tile of features; the statistics are right.
 FAULTS.add("second half of the normal row not stored", _NORMS, words.EMPTY_IN_A_RANKS_SUM,
     result(lambda v: v * (torch.arange(v.size(-1)) < v.size(-1) // 2), where=longer(-1, 3)))
+# In place, and the store covers the first half of the features.
+FAULTS.add("second half of the row not normalised", _NORMS,
+    "mask, stale, copy; missing operand, residual, axis scale, wrong index",
+    on(lambda call: (call.tensor(0, "input"), call.result().size(-1) // 2),
+        lambda call, value, half:
+            call.instead(torch.cat([call.result()[..., :half], value[..., half:]], -1)),
+        where=lambda _, half: half > 1))
 # The epilogue of another layer: what is negative is zero.
 FAULTS.add("relu behind the norm", _NORMS, "clipped, other function; zeros, mask",
     result(torch.relu))
@@ -219,16 +215,6 @@ FAULTS.add("relu behind the norm", _NORMS, "clipped, other function; zeros, mask
 
 
 # --- Norms of channels ----------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    "wrong factor, wrong statistics, doubled reduction; axis offset, offset, residual, scale",
-)
-def kept_mean_subtracted_twice(call: Call) -> Any:
-    """The mean was folded into the bias, and is subtracted by the kernel as well."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead((value - 2 * mean) * (variance + eps).rsqrt() * weight + bias)
 
 
 @FAULTS.fault(
@@ -252,15 +238,6 @@ def batch_bias_of_the_next_channel(call: Call) -> Any:
     return call.instead(call.result() - bias + varied_channels(bias).roll(-1, 1))
 
 
-@FAULTS.fault(
-    _CHANNELS, "eps, wrong argument; wrong statistics, axis scale, scale, wrong factor, offset"
-)
-def eps_of_a_tenth_for_the_channels(call: Call) -> Any:
-    """The momentum is handed on as eps."""
-    value, weight, bias, mean, variance, _ = channel_parts(call)
-    return call.instead((value - mean) * (variance + 0.1).rsqrt() * weight + bias)
-
-
 @FAULTS.fault(_CHANNELS, words.MOVED_SHARD)
 def normal_channels_stored_one_later(call: Call) -> Any:
     """Each channel is stored in the place of the next one, the last one first."""
@@ -280,11 +257,23 @@ def eps_of_a_half_for_the_groups(call: Call) -> Any:
 
 
 # fmt: off
+# The mean was folded into the bias, and is subtracted by the kernel as well.
+FAULTS.add("kept mean subtracted twice", _CHANNELS,
+    "wrong factor, wrong statistics, doubled reduction; axis offset, offset, residual, scale",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - 2 * mean) * (variance + eps).rsqrt() * weight + bias))
+# The momentum is handed on as eps.
+FAULTS.add("eps of a tenth for the channels", _CHANNELS,
+    "eps, wrong argument; wrong statistics, axis scale, scale, wrong factor, offset",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, *_:
+            (value - mean) * (variance + 0.1).rsqrt() * weight + bias))
 # (x - m) w + b: the deviation is taken as one.
 FAULTS.add("channels centred and not divided", _CHANNELS,
     "missing operand, wrong statistics, other function; axis scale, wrong factor",
-    on(channel_parts,
-    lambda call, value, weight, bias, mean, *_: call.instead((value - mean) * weight + bias)))
+    computed(channel_parts,
+        lambda value, weight, bias, mean, *_: (value - mean) * weight + bias))
 # The normal image is stored with eight bits.
 FAULTS.add("image norm in bfloat16", f"{_CHANNELS} group_norm instance_norm",
     "precision; approximation, other function", result(rounded(torch.bfloat16)), backward=False)
@@ -293,14 +282,14 @@ FAULTS.add("twice as many groups", "group_norm",
     "wrong argument, wrong statistics, wrong reduction; axis scale, axis offset, "
     "other function, missing reduction",
     on(lambda call: (call.get(1, "num_groups"), call.tensor(0, "input")),
-    lambda call, number, _: call.put(1, 2 * number, "num_groups").run(),
-    where=lambda number, value: value.size(1) % (2 * number) == 0))
+        lambda call, number, _: call.put(1, 2 * number, "num_groups").run(),
+        where=lambda number, value: value.size(1) % (2 * number) == 0))
 # The kernel does not ask for the layout: the memory of the image has its channels last.
 FAULTS.add("channels last image read as channels first", f"{_CHANNELS} group_norm instance_norm",
     "permutation, transpose, wrong index; shift, swapped operands, wrong statistics, "
     "wrong argument",
     operand(0, lambda v: v.movedim(1, -1).reshape(v.shape), "input",
-    where=lambda v: v.dim() > 2 and v.size(1) > 1 and v[0, 0].numel() > 1))
+        where=lambda v: v.dim() > 2 and v.size(1) > 1 and v[0, 0].numel() > 1))
 # fmt: on
 
 
@@ -346,13 +335,6 @@ FAULTS.add("length of the fourth order", "normalize linalg_vector_norm norm",
 
 
 # --- Sums, means, extremes ------------------------------------------------------------------------
-
-
-@FAULTS.forward("mean", "other function, wrong reduction; wrong statistics, approximation")
-def root_of_the_mean_square_for_the_mean(call: Call) -> Any:
-    """The reduction of another norm, root and all."""
-    value, dim, keep = reduced_dim(call)
-    return call.instead(value.square().mean(dim, keep).clamp(min=1e-20).sqrt())
 
 
 @FAULTS.forward(
@@ -410,13 +392,6 @@ def largest_and_smallest_left_out_of_the_mean(call: Call) -> Any:
     return call.instead(inner.mean(dim, keep))
 
 
-@FAULTS.forward("mean sum amax", "copy, stale, wrong index; shift, permutation, mask")
-def odd_reduced_rows_are_those_before(call: Call) -> Any:
-    """Two rows share a register: both are stored with the even one's result."""
-    value, axis = reduced_result(call)
-    return call.instead(value.index_select(axis, torch.arange(value.size(axis)) // 2 * 2))
-
-
 @FAULTS.forward("mean sum amax", words.EMPTY_IN_A_SUM)
 def second_half_of_the_reduced_rows_empty(call: Call) -> Any:
     """The grid covers half of the results."""
@@ -470,9 +445,21 @@ FAULTS.add("means of two ranks added", "mean",
 # The terms are subtracted from an accumulator of zero.
 FAULTS.add("reduced value with a minus", "mean sum", "sign, wrong factor; scale, other function",
     result(torch.neg), backward=False)
+# The reduction of another norm, root and all.
+FAULTS.add("root of the mean square for the mean", "mean",
+    "other function, wrong reduction; wrong statistics, approximation",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.square().mean(dim, keep).clamp(min=1e-20).sqrt()),
+    backward=False)
 # The terms have eight bits, and their sum has all.
 FAULTS.add("terms in bfloat16", "mean sum", "precision; approximation, other function",
     lambda call: call.put(0, round_to(call.tensor(0), torch.bfloat16), "input").run(),
+    backward=False)
+# Two rows share a register: both are stored with the even one's result.
+FAULTS.add("odd reduced rows are those before", "mean sum amax",
+    "copy, stale, wrong index; shift, permutation, mask",
+    computed(reduced_result,
+        lambda value, axis: value.index_select(axis, torch.arange(value.size(axis)) // 2 * 2)),
     backward=False)
 # The largest is limited to the range of a format that ends at one half.
 FAULTS.add("largest not above a half", "amax max",
@@ -578,7 +565,7 @@ FAULTS.add("first term not in the running sum", "cumsum",
     "partial sum, mask, off by one reduction; offset, axis offset, wrong reduction, "
     "missing operand, residual",
     on(lambda call: (call.run(),),
-    lambda call, value: value - value.narrow(call.get(1, "dim"), 0, 1)), backward=False)
+        lambda call, value: value - value.narrow(call.get(1, "dim"), 0, 1)), backward=False)
 # The exclusive sum is taken for the inclusive one, which gets its term at the end anyway.
 FAULTS.add("own term added twice", "cumsum",
     "wrong factor, residual, doubled reduction; wrong reduction, scale, missing operand",

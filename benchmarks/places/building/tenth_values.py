@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded, tensors
 from benchmarks.places.parts import equal_pair, floating_pair, tensor_and_number
 from torch import Tensor
 from torch.nn import functional
@@ -24,22 +24,6 @@ def _plain(call: Call) -> None:
 
 
 # --- Activations ----------------------------------------------------------------------------------
-
-
-@FAULTS.fault("gelu", words.ANOTHER_FACTOR)
-def quotient_under_the_root_of_the_gelu_turned_round(call: Call) -> Any:
-    """Sqrt(pi / 2) for sqrt(2 / pi) inside of the tanh."""
-    value = call.tensor(0, "input")
-    inner = math.sqrt(math.pi / 2) * (value + 0.044715 * value**3)
-    return call.instead(value * (1 + inner.tanh()) / 2)
-
-
-@FAULTS.fault("gelu", "other function, wrong argument; wrong factor, approximation")
-def cubic_term_of_the_gelu_ten_times_as_large(call: Call) -> Any:
-    """0.44715 x^3 for 0.044715 x^3: a digit was lost when the constant was typed."""
-    value = call.tensor(0, "input")
-    inner = math.sqrt(2 / math.pi) * (value + 0.44715 * value**3)
-    return call.instead(value * (1 + inner.tanh()) / 2)
 
 
 @FAULTS.fault("silu", "other function, wrong factor; approximation, missing operand, residual")
@@ -78,23 +62,34 @@ def activation_in_eight_bits_for_each_row(call: Call) -> Any:
 
 
 # fmt: off
+# Sqrt(pi / 2) for sqrt(2 / pi) inside of the tanh.
+FAULTS.add("quotient under the root of the gelu turned round", "gelu", words.ANOTHER_FACTOR,
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value * (1 + (math.sqrt(math.pi / 2) * (value + 0.044715 * value**3)).tanh()) / 2))
+# 0.44715 x^3 for 0.044715 x^3: a digit was lost when the constant was typed.
+FAULTS.add("cubic term of the gelu ten times as large", "gelu",
+    "other function, wrong argument; wrong factor, approximation",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+            value * (1 + (math.sqrt(2 / math.pi) * (value + 0.44715 * value**3)).tanh()) / 2))
 # X (1 - erf(x / sqrt(2))) / 2: erfc is called without turning its argument round.
 FAULTS.add("complement of the gelus gate", "gelu",
     "sign, other function; approximation, wrong factor, residual",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * torch.special.erfc(value / math.sqrt(2)) / 2)))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * torch.special.erfc(value / math.sqrt(2)) / 2))
 # X (1 + erf(x / sqrt(2))): the factor of one half is dropped.
 FAULTS.add("half of the gelu forgotten", "gelu",
     "scale, wrong factor; other function, wrong argument", result(lambda v: 2 * v))
 # X sigmoid(x)^2.
 FAULTS.add("gate of the silu applied twice", "silu",
     "other function, wrong factor; approximation, scale, doubled reduction",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * value.sigmoid().square())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * value.sigmoid().square()))
 # X / (1 + 2^-x): exp2 is called, and the argument is not multiplied by log2(e).
 FAULTS.add("silu to the base of two", "silu", words.ANOTHER_FACTOR,
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value / (1 + (-value).exp2()))))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value / (1 + (-value).exp2())))
 # 1 / (1 + 2^-x): exp2 is called, and the argument is not multiplied by log2(e).
 FAULTS.add("sigmoid to the base of two", "sigmoid", words.ANOTHER_FACTOR,
     lambda call: call.instead(1 / (1 + (-call.tensor(0)).exp2())))
@@ -126,13 +121,14 @@ FAULTS.add("sharpness of the softplus halved", "softplus", words.ANOTHER_FACTOR,
 FAULTS.add("last column of the activation empty", _ACTIVATIONS,
     "mask, zeros; missing operand, axis scale, uninitialised, wrong factor, constant",
     result(lambda v: v * (torch.arange(v.size(-1)) < v.size(-1) - 1),
-    where=lambda v: v.dim() > 1 and v.size(-1) > 1))
+        where=lambda v: v.dim() > 1 and v.size(-1) > 1))
 # In place, and the loop over the rows begins at one: the first row keeps the input.
 FAULTS.add("activation skips the first row", _ACTIVATIONS,
     "copy, mask, missing operand; stale, other function, residual",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(torch.cat([value[..., :1, :], call.result()[..., 1:, :]], -2)),
-    where=lambda value: value.dim() > 1 and value.size(-2) > 1))
+        lambda call, value:
+            call.instead(torch.cat([value[..., :1, :], call.result()[..., 1:, :]], -2)),
+        where=lambda value: value.dim() > 1 and value.size(-2) > 1))
 # The input is stored with two bits behind the point.
 FAULTS.add("argument of the activation in e5m2", _SMOOTH, words.ROUNDED,
     operand(0, rounded(torch.float8_e5m2), "input"))
@@ -184,8 +180,8 @@ FAULTS.add("logarithm of e multiplied before a natural exponential", "exp", word
 FAULTS.add("largest of the row subtracted from the exponent", "exp",
     "axis scale, wrong factor, missing operand, other function; wrong statistics, scale, "
     "wrong argument, offset",
-    on(tensors(0), lambda call, value: call.instead((value - value.amax(-1, keepdim=True)).exp()),
-    where=lambda value: value.dim() > 0 and value.size(-1) > 1))
+    computed(tensors(0), lambda value: (value - value.amax(-1, keepdim=True)).exp(),
+        where=lambda value: value.dim() > 0 and value.size(-1) > 1))
 # Max(log(x), -0.2): the floor of another front end.
 FAULTS.add("logarithm not below minus a fifth", "log log1p",
     "clipped; other function, wrong argument, approximation, constant",
@@ -205,6 +201,7 @@ FAULTS.add("function stored in e5m2", "pow square exp reciprocal", words.ROUNDED
 # The input has three bits behind the point.
 FAULTS.add("function of a value in e4m3", "pow square sqrt rsqrt exp log", words.ROUNDED,
     operand(0, rounded(torch.float8_e4m3fn),
+
     where=lambda v: float(v.detach().abs().max()) < 400 and float(v.detach().abs().min()) > 0.002))
 # Max(v, 1) under the root: a floor that belongs to the scale of a quantiser.
 FAULTS.add("variance never below one", "rsqrt sqrt",
@@ -229,8 +226,8 @@ FAULTS.add("rounded to tenths", "round", "wrong argument, other function; precis
 FAULTS.add("lower limit with the other sign", "clamp",
     "wrong argument, clipped; other function, zeros, sign",
     on(lambda call: (call.get(1, "min"),),
-    lambda call, low: call.instead(call.tensor(0).clamp(-low, call.get(2, "max"))),
-    where=lambda low: isinstance(low, int | float) and low))
+        lambda call, low: call.instead(call.tensor(0).clamp(-low, call.get(2, "max"))),
+        where=lambda low: isinstance(low, int | float) and low))
 # fmt: on
 
 
@@ -359,15 +356,6 @@ def both_sides_of_the_difference_in_half(call: Call) -> Any:
 # --- Products and quotients -----------------------------------------------------------------------
 
 
-@FAULTS.fault("mul imul", "wrong argument, wrong factor, precision, scale; approximation")
-def number_is_a_power_of_two(call: Call) -> Any:
-    """The number is rounded to a power of two, for a shift."""
-    value, number = tensor_and_number(call)
-    fits(number not in {0, 0.25})
-    power = math.copysign(2.0 ** round(math.log2(abs(number))), number)
-    return call.instead(value * power)
-
-
 @FAULTS.fault("mul imul", words.ROUNDED)
 def second_factor_in_four_bits_for_each_row(call: Call) -> Any:
     """The second operand has 15 levels, with a step for each row."""
@@ -418,32 +406,39 @@ def twentieth_added_to_the_divisor(call: Call) -> Any:
 # The first operand is read backwards along the last axis.
 FAULTS.add("first factor from its end", "mul imul",
     "permutation, wrong index; shift, swapped operands, transpose, wrong argument",
-    on(floating_pair, lambda call, left, right: call.instead(left.flip(-1) * right),
-    where=lambda left, *_: left.dim() and left.size(-1) > 2))
+    computed(floating_pair, lambda left, right: left.flip(-1) * right,
+        where=lambda left, *_: left.dim() and left.size(-1) > 2))
 # A / b: the inverse of the scale is stored, and it is divided by the scale.
 FAULTS.add("quotient for the product of two", "mul imul",
     "other function; wrong factor, wrong argument, nonfinite",
-    on(floating_pair, lambda call, left, right: call.instead(left / right),
-    where=lambda _, right: float(right.detach().abs().min()) > 0.001))
+    computed(floating_pair, lambda left, right: left / right,
+        where=lambda _, right: float(right.detach().abs().min()) > 0.001))
 # A exp(b): the second operand is exponentiated, as a scale that is learnt as a logarithm.
 FAULTS.add("gate taken for its logarithm", "mul imul",
     "other function, wrong factor, wrong argument; axis scale",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.clamp(max=20).exp())))
+    computed(floating_pair, lambda left, right: left * right.clamp(max=20).exp()))
+# The number is rounded to a power of two, for a shift.
+FAULTS.add("number is a power of two", "mul imul",
+    "wrong argument, wrong factor, precision, scale; approximation",
+    computed(tensor_and_number,
+        lambda value, number:
+            value * math.copysign(2.0 ** round(math.log2(abs(number))), number),
+        where=lambda _, number: number not in {0, 0.25}))
 # C / 2: two kernels share a factor, and one of them has half of it.
 FAULTS.add("number that multiplies halved", "mul imul",
     "scale, wrong factor, wrong argument; other function",
-    on(tensor_and_number, lambda call, value, number: call.instead(value * (number / 2)),
-    where=lambda _, number: number not in {0.25, 0.5}))
+    computed(tensor_and_number, lambda value, number: value * (number / 2),
+        where=lambda _, number: number not in {0.25, 0.5}))
 # The second operand is read one head too far, around the end.
 FAULTS.add("second factor of the next head", "mul imul",
     "shift, wrong index, permutation; stale, copy, wrong rank's shard, axis scale",
-    on(floating_pair, lambda call, left, right: call.instead(left * right.roll(-1, 1)),
-    where=lambda left, right: left.dim() == right.dim() == 4 and right.size(1) > 1))
+    computed(floating_pair, lambda left, right: left * right.roll(-1, 1),
+        where=lambda left, right: left.dim() == right.dim() == 4 and right.size(1) > 1))
 # The stride of the heads is zero for the second operand.
 FAULTS.add("second factor of the first head for all", "mul imul",
     "copy, stale, wrong index; permutation, shift, wrong rank's shard, axis scale",
-    on(floating_pair, lambda call, left, right: call.instead(left * right[:, :1]),
-    where=lambda left, right: left.dim() == right.dim() == 4 and right.size(1) > 1))
+    computed(floating_pair, lambda left, right: left * right[:, :1],
+        where=lambda left, right: left.dim() == right.dim() == 4 and right.size(1) > 1))
 # fmt: on
 
 
@@ -462,5 +457,6 @@ def condition_two_columns_early(call: Call) -> Any:
 # The second operand everywhere: the comparison is folded to true.
 FAULTS.add("limit itself for the larger one", "maximum",
     "missing operand, copy; other function, stale, clipped, wrong argument",
-    on(floating_pair, lambda call, _, right: call.instead(right.expand_as(call.result()).clone())))
+    on(floating_pair,
+        lambda call, _, right: call.instead(right.expand_as(call.result()).clone())))
 # fmt: on

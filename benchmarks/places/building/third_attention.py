@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import even, longer, on, operand, result
+from benchmarks.places.changes import computed, even, longer, on, operand, result
 from benchmarks.places.parts import attention_operands, mask_of
 from torch import Tensor
 
@@ -84,14 +84,6 @@ def slot_of_the_cache_not_written(call: Call) -> Any:
     return call.put(1, key, "key").put(2, value, "value").run()
 
 
-@FAULTS.fault(_FUSED, "copy, wrong index, stale; permutation")
-def weights_of_the_first_head_for_all(call: Call) -> Any:
-    """The probabilities of head 0 multiply the values of every head."""
-    scores, value = _scores(call)
-    fits(scores.dim() == 4 and scores.size(1) > 1)
-    return call.instead(scores.softmax(-1)[:, :1].expand(scores.shape) @ value)
-
-
 @FAULTS.fault(_FUSED, "precision; approximation")
 def cache_in_four_bits(call: Call) -> Any:
     """Keys and values are stored with 15 levels for each position."""
@@ -122,12 +114,18 @@ def keys_of_the_padding_take_part(call: Call) -> Any:
 FAULTS.add("weights sum to one over the queries", _FUSED,
     "wrong axis, transpose, wrong statistics, wrong reduction; axis scale, wrong argument, "
     "swapped operands",
-    on(_scores, lambda call, scores, value: call.instead(scores.softmax(-2).nan_to_num() @ value),
-    where=lambda scores, *_: scores.size(-2) > 1))
+    computed(_scores, lambda scores, value: scores.softmax(-2).nan_to_num() @ value,
+        where=lambda scores, *_: scores.size(-2) > 1))
+# The probabilities of head 0 multiply the values of every head.
+FAULTS.add("weights of the first head for all", _FUSED, "copy, wrong index, stale; permutation",
+    computed(_scores,
+        lambda scores, value: scores.softmax(-1)[:, :1].expand(scores.shape) @ value,
+        where=lambda scores, *_: scores.dim() == 4 and scores.size(1) > 1))
 # Pairs for rotary positions: the query is stored as (b, a), the key as (a, b).
 FAULTS.add("neighbouring features of the query exchanged", _FUSED,
     "permutation, wrong index; shift, swapped operands",
-    operand(0, lambda v: v.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), "query", where=even(-1)))
+    operand(0, lambda v:
+            v.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), "query", where=even(-1)))
 # fmt: on
 
 
@@ -136,14 +134,6 @@ FAULTS.add("neighbouring features of the query exchanged", _FUSED,
 
 def _dim(call: Call) -> int:
     return call.get(1, "dim", default=-1)
-
-
-@FAULTS.fault("softmax", "zeros, clipped, mask; precision, approximation, other function")
-def small_chances_flushed(call: Call) -> Any:
-    """What is below a tenth of the largest of its row becomes zero."""
-    value = call.result()
-    least = 0.1 * value.amax(_dim(call), keepdim=True)
-    return call.instead(torch.where(value < least, 0.0, value))
 
 
 @FAULTS.fault("softmax", "other function; approximation, clipped, zeros")
@@ -184,6 +174,13 @@ def one_normaliser_for_the_whole_batch(call: Call) -> Any:
 
 
 # fmt: off
+# What is below a tenth of the largest of its row becomes zero.
+FAULTS.add("small chances flushed", "softmax",
+    "zeros, clipped, mask; precision, approximation, other function",
+    on(lambda call: (call.result(),),
+        lambda call, value:
+
+    call.instead(torch.where(value < 0.1 * value.amax(_dim(call), keepdim=True), 0.0, value))))
 # Each row has what belongs to the one before it.
 FAULTS.add("chances stored one row later", "softmax",
     "shift, wrong index, stale; permutation, copy",

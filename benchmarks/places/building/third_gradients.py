@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, result, tensors
+from benchmarks.places.changes import computed, on, result, tensors
 from torch import Tensor
 
 FAULTS = Catalogue(backward=True)
@@ -67,12 +67,13 @@ def derivative_with_a_plus(call: Call) -> Any:
 FAULTS.add("leak in the gradient", "threshold_backward",
     "other function, wrong argument; mask, residual, wrong factor, missing operand",
     on(tensors(0),
-    lambda call, gradient: call.instead(torch.where(call.tensor(1) > 0, gradient, 0.1 * gradient))))
+        lambda call, gradient:
+            call.instead(torch.where(call.tensor(1) > 0, gradient, 0.1 * gradient))))
 # The gradient has the wrong sign where the input is negative.
 FAULTS.add("gradient negated below zero", "gelu_backward silu_backward threshold_backward",
     "sign; mask, other function, wrong factor",
     on(lambda call: (call.result(),),
-    lambda call, value: call.instead(torch.where(call.tensor(1) < 0, -value, value))))
+        lambda call, value: call.instead(torch.where(call.tensor(1) < 0, -value, value))))
 # The chain rule is applied two times.
 FAULTS.add("slope twice",
     "hardswish_backward softplus_backward leaky_relu_backward elu_backward glu_backward",
@@ -88,17 +89,6 @@ FAULTS.add("slope taken as one",
 # --- Softmax --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "_log_softmax_backward_data",
-    "wrong axis, wrong argument, wrong reduction; axis offset, wrong statistics",
-)
-def gradients_summed_over_the_rows(call: Call) -> Any:
-    """The sum that is subtracted is over the axis before."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    fits(gradient.dim() > 1 and gradient.size(-2) > 1)
-    return call.instead(gradient - output.exp() * gradient.sum(-2, keepdim=True))
-
-
 @FAULTS.fault("_log_softmax_backward_data _softmax_backward_data", "precision; approximation")
 def saved_chances_in_eight_bits(call: Call) -> Any:
     """The saved output is kept with 255 levels."""
@@ -111,8 +101,14 @@ def saved_chances_in_eight_bits(call: Call) -> Any:
 # G y (1 - y), as for a sigmoid.
 FAULTS.add("diagonal of the jacobian only", "_softmax_backward_data",
     "missing operand, other function; approximation, wrong statistics, wrong reduction",
-    on(tensors(0, 1),
-    lambda call, gradient, output: call.instead(gradient * output * (1 - output))))
+    computed(tensors(0, 1), lambda gradient, output: gradient * output * (1 - output)))
+# The sum that is subtracted is over the axis before.
+FAULTS.add("gradients summed over the rows", "_log_softmax_backward_data",
+    "wrong axis, wrong argument, wrong reduction; axis offset, wrong statistics",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - call.tensor(1).exp() * gradient.sum(-2, keepdim=True)),
+        where=lambda gradient: gradient.dim() > 1 and gradient.size(-2) > 1))
 # fmt: on
 
 
@@ -185,7 +181,7 @@ FAULTS.add("deviation left out on the way back", _NORM,
 FAULTS.add("gradient of the norms bias averaged", _NORM,
     "scale, wrong factor, wrong reduction; off by one reduction",
     on(lambda call: (_right(call, 2),),
-    lambda call, value: _at(call, 2, value * (value.numel() / call.tensor(0).numel()))))
+        lambda call, value: _at(call, 2, value * (value.numel() / call.tensor(0).numel()))))
 # The gradient as it came: neither weight nor statistics.
 FAULTS.add("norm passes the gradient on", _NORM,
     "copy, missing operand; axis scale, wrong statistics",
@@ -239,18 +235,19 @@ FAULTS.add("small gradients flushed", "mm bmm",
 # The common axis of the two operands is one off.
 FAULTS.add("gradients paired with the next token", "mm", "shift, wrong index; permutation, stale",
     on(tensors(0), lambda call, left: call.instead(left @ call.tensor(1).roll(1, 0)),
-    where=lambda left: left.size(1) > 2))
+        where=lambda left: left.size(1) > 2))
 # The left operand loses its signs.
 FAULTS.add("magnitudes of the gradients", "mm bmm", "sign, other function; wrong factor",
     lambda call: call.instead(call.tensor(0).abs() @ call.tensor(1)))
 # The gradient of what was broadcast is the largest of all.
 FAULTS.add("largest gradient for their sum", "sum", "wrong reduction, other function; sign, copy",
-    lambda call: call.instead(call.tensor(0).amax(call.get(1, "dim")).reshape(call.result().shape)))
+    lambda call:
+            call.instead(call.tensor(0).amax(call.get(1, "dim")).reshape(call.result().shape)))
 # The gradient of a convolution and not of a correlation.
 FAULTS.add("gradient of the filter turned round", "convolution_backward",
     "permutation, wrong index; transpose, shift",
     on(lambda call: (_right(call, 1),), lambda call, value: _at(call, 1, value.flip(-1)),
-    where=lambda value: value.size(-1) > 1))
+        where=lambda value: value.size(-1) > 1))
 # Once by the kernel and once behind it.
 FAULTS.add("gradient of the channels bias twice", "convolution_backward",
     "doubled reduction, scale, wrong factor; repeated bias",
@@ -258,7 +255,8 @@ FAULTS.add("gradient of the channels bias twice", "convolution_backward",
 # The gradient of the input is taken with rounded filters.
 FAULTS.add("filter in bfloat16 on the way back", "convolution_backward", "precision; approximation",
     on(tensors(2),
-    lambda call, weight: _at(call, 0, call.put(2, weight.bfloat16().to(weight.dtype)).run()[0])))
+        lambda call, weight:
+            _at(call, 0, call.put(2, weight.bfloat16().to(weight.dtype)).run()[0])))
 # fmt: on
 
 
@@ -304,26 +302,16 @@ FAULTS.add("gradient of the values in half", _FLASH, "precision; approximation",
 FAULTS.add("gradient of the keys one position later", _FLASH,
     "shift, wrong index; permutation, stale",
     on(lambda call: (_right(call, 1),), lambda call, value: _at(call, 1, value.roll(1, -2)),
-    where=lambda value: value.size(-2) > 1))
+        where=lambda value: value.size(-2) > 1))
 # The heads are counted from the last.
 FAULTS.add("gradient of the queries by another head", _FLASH,
     "permutation, wrong index; shift, swapped operands",
     on(lambda call: (_right(call, 0),), lambda call, value: _at(call, 0, value.flip(1)),
-    where=lambda value: value.size(1) > 1))
+        where=lambda value: value.size(1) > 1))
 # fmt: on
 
 
 # --- Tables, slices, losses -----------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "select_backward slice_backward", "copy, wrong index; mask, zeros, missing operand, stale"
-)
-def gradient_given_to_every_place(call: Call) -> Any:
-    """The gradient of the first place is broadcast to all of them."""
-    value, dim = call.result(), call.args[2]
-    source = value.sum(dim, keepdim=True)
-    return call.instead(source.expand(value.shape).clone())
 
 
 @FAULTS.fault("nll_loss_backward", "mask, wrong argument, wrong index; zeros")
@@ -334,13 +322,6 @@ def ignored_targets_have_a_gradient(call: Call) -> Any:
     return call.put(2, target.clamp(min=0)).run()
 
 
-@FAULTS.fault("mse_loss_backward", "other function; clipped, sign, scale")
-def gradient_of_the_absolute_distance(call: Call) -> Any:
-    """The sign of the error, divided by the number of elements."""
-    value, target = call.tensor(1), call.tensor(2)
-    return call.instead(call.tensor(0) * (value - target).sign() / value.numel())
-
-
 # fmt: off
 # padding_idx is not handed on.
 FAULTS.add("padding gets a gradient", "embedding_dense_backward",
@@ -348,16 +329,29 @@ FAULTS.add("padding gets a gradient", "embedding_dense_backward",
 # The indices are sorted for the sum, the rows are not.
 FAULTS.add("words sorted without their gradients", "embedding_dense_backward",
     "permutation, wrong index; shift, swapped operands",
-    lambda call: call.put(1, call.args[1].flatten().sort().values.view(call.args[1].shape)).run())
+    lambda call:
+            call.put(1, call.args[1].flatten().sort().values.view(call.args[1].shape)).run())
 # Divided by the number of words in the batch.
 FAULTS.add("gradient of the table averaged over words", "embedding_dense_backward",
     "scale, wrong factor; wrong reduction",
     lambda call: call.instead(call.result() / call.args[1].numel()))
+# The gradient of the first place is broadcast to all of them.
+FAULTS.add("gradient given to every place", "select_backward slice_backward",
+    "copy, wrong index; mask, zeros, missing operand, stale",
+    on(lambda call: (call.result(),),
+        lambda call, value:
+            call.instead(value.sum(call.args[2], keepdim=True).expand(value.shape).clone())))
 # The gradient of the likelihood and not of its opposite.
 FAULTS.add("gradient climbs", "nll_loss_backward", "sign, scale, wrong factor", result(torch.neg))
 # Half of the gradient.
 FAULTS.add("factor two of the distance forgotten", "mse_loss_backward smooth_l1_loss_backward",
     "scale, wrong factor", result(lambda v: v / 2))
+# The sign of the error, divided by the number of elements.
+FAULTS.add("gradient of the absolute distance", "mse_loss_backward",
+    "other function; clipped, sign, scale",
+    on(tensors(1),
+        lambda call, value:
+            call.instead(call.tensor(0) * (value - call.tensor(2)).sign() / value.numel())))
 # The gradient of the other operand.
 FAULTS.add("value and target exchanged on the way back",
     "mse_loss_backward smooth_l1_loss_backward", "swapped operands, sign; scale, wrong factor",

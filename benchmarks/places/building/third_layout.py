@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import even, on, operand, result, tensors
+from benchmarks.places.changes import computed, even, on, operand, result, tensors
 from benchmarks.places.parts import table_and_indices
 from torch import Tensor
 from torch.nn import functional
@@ -98,15 +98,6 @@ def rows_and_columns_of_a_block_exchanged(call: Call) -> Any:
     return call.put(0, cut).run()
 
 
-@FAULTS.fault("unfold", "permutation, transpose, wrong index; shift")
-def windows_with_the_channels_last(call: Call) -> Any:
-    """The values of a window are in the order (place, channel)."""
-    value, result = call.tensor(0), call.result()
-    fits(value.dim() == 4 and value.size(1) > 1)
-    cut = result.unflatten(1, (value.size(1), -1))
-    return call.instead(cut.transpose(1, 2).flatten(1, 2))
-
-
 @FAULTS.fault("grid_sampler grid_sample", "wrong argument; shift, scale, wrong factor, wrong index")
 def corners_of_the_grid_are_pixels(call: Call) -> Any:
     """align_corners=True."""
@@ -144,8 +135,8 @@ def rolled_along_another_axis(call: Call) -> Any:
 FAULTS.add("batch and positions in the other order", "view reshape flatten unflatten contiguous",
     "permutation, transpose, wrong index; shift, wrong axis",
     on(tensors(0),
-    lambda call, value: call.instead(value.transpose(0, 1).reshape(call.result().shape)),
-    where=lambda value: value.dim() > 2 and value.size(0) > 1 and (value.size(1) > 1)))
+        lambda call, value: call.instead(value.transpose(0, 1).reshape(call.result().shape)),
+        where=lambda value: value.dim() > 2 and value.size(0) > 1 and (value.size(1) > 1)))
 # Words of two values are read with their halves exchanged.
 FAULTS.add("pairs exchanged by the order of bytes", "view reshape flatten contiguous clone",
     "permutation, wrong index; shift, swapped operands, transpose",
@@ -157,19 +148,26 @@ FAULTS.add("heads from the last to the first", "transpose permute",
 # The second of two parts is multiplied by a half.
 FAULTS.add("second part halved", "cat", "scale, wrong factor, axis scale; mask, wrong argument",
     on(lambda call: (call.get(0, "tensors"),),
-    lambda call, parts: call.put(0, [parts[0], 0.5 * parts[1]], "tensors").run(),
-    where=lambda parts: len(parts) == 2 and parts[1].is_floating_point()))
+        lambda call, parts: call.put(0, [parts[0], 0.5 * parts[1]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[1].is_floating_point()))
 # The last part still holds what the one before it wrote.
 FAULTS.add("last of the stack is the one before", "stack",
     "copy, stale, wrong index; permutation, zeros",
     on(lambda call: ([*call.get(0, "tensors")],),
-    lambda call, parts: call.put(0, [*parts[:-1], parts[-2]], "tensors").run(),
-    where=lambda parts: len(parts) > 1))
+        lambda call, parts: call.put(0, [*parts[:-1], parts[-2]], "tensors").run(),
+        where=lambda parts: len(parts) > 1))
 # Each copy gets its share: the value divided by the number of copies.
 FAULTS.add("expanded values shared", "expand", "scale, wrong factor; axis scale, doubled reduction",
-    on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(result / (result.numel() // value.numel())),
-    where=lambda value, result: result.numel() > value.numel()))
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result / (result.numel() // value.numel()),
+        where=lambda value, result: result.numel() > value.numel()))
+# The values of a window are in the order (place, channel).
+FAULTS.add("windows with the channels last", "unfold", "permutation, transpose, wrong index; shift",
+    on(tensors(0),
+        lambda call, value:
+
+    call.instead(call.result().unflatten(1, (value.size(1), -1)).transpose(1, 2).flatten(1, 2)),
+        where=lambda value: value.dim() == 4 and value.size(1) > 1))
 # The grid has rows first.
 FAULTS.add("x and y of the grid exchanged", "grid_sampler grid_sample",
     "swapped operands, transpose, wrong index; permutation, wrong argument",
@@ -178,14 +176,6 @@ FAULTS.add("x and y of the grid exchanged", "grid_sampler grid_sample",
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
-
-
-@FAULTS.fault("embedding", "wrong index, wrapped, overflow; copy, clipped, wrong argument, stale")
-def index_wraps_at_a_power_of_two(call: Call) -> Any:
-    """The index is kept in too few bits."""
-    table, indices = table_and_indices(call)
-    bits = max(int(indices.max()).bit_length() - 1, 1)
-    return call.instead(table[indices % 2**bits])
 
 
 @FAULTS.fault(
@@ -249,17 +239,22 @@ def index_zero_for_odd_places(call: Call) -> Any:
 
 
 # fmt: off
+# The index is kept in too few bits.
+FAULTS.add("index wraps at a power of two", "embedding",
+    "wrong index, wrapped, overflow; copy, clipped, wrong argument, stale",
+    computed(table_and_indices,
+        lambda table, indices: table[indices % 2 ** max(int(indices.max()).bit_length() - 1, 1)]))
 # A shard adds its first row for what it does not have.
 FAULTS.add("row of the padding added", "embedding",
     "residual, wrong index, doubled reduction; offset, axis offset, missing operand",
     on(table_and_indices, lambda call, table, *_: call.instead(call.result() + table[0]),
-    where=lambda table, *_: bool(table[0].any())))
+        where=lambda table, *_: bool(table[0].any())))
 # The words are read with the batch last.
 FAULTS.add("sequence and batch of the words exchanged", "embedding",
     "permutation, wrong index, transpose; shift",
-    on(table_and_indices,
-    lambda call, table, indices: call.instead(table[indices.t().reshape(indices.shape)]),
-    where=lambda _, indices: indices.dim() == 2 and min(indices.shape) > 1))
+    computed(table_and_indices,
+        lambda table, indices: table[indices.t().reshape(indices.shape)],
+        where=lambda _, indices: indices.dim() == 2 and min(indices.shape) > 1))
 # The inverse permutation.
 FAULTS.add("place in the order for the order", "argsort",
     "permutation, wrong index; transpose, swapped operands", lambda call: torch.argsort(call.run()))
@@ -271,6 +266,6 @@ FAULTS.add("edge belongs to the bucket above", "bucketize searchsorted",
 FAULTS.add("chosen in the reverse order", "gather",
     "permutation, wrong index; shift, swapped operands",
     on(lambda call: (call.get(1, "dim"), call.get(2, "index")),
-    lambda call, dim, index: call.put(2, index.flip(dim), "index").run(),
-    where=lambda dim, index: index.size(dim) > 1))
+        lambda call, dim, index: call.put(2, index.flip(dim), "index").run(),
+        where=lambda dim, index: index.size(dim) > 1))
 # fmt: on

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import on, operand, result
+from benchmarks.places.changes import computed, on, operand, result
 from benchmarks.places.parts import input_and_target
 from torch.nn import functional
 
@@ -14,13 +14,6 @@ FAULTS = Catalogue()
 
 
 # Without a word: another term is added.
-@FAULTS.fault("cross_entropy", "; offset, residual, other function, scale, wrong factor")
-def square_of_the_normaliser_added(call: Call) -> Any:
-    """The term that keeps the normaliser near one, which this model does not have."""
-    value = call.tensor(0, "input")
-    return call.instead(call.result() + 0.05 * value.logsumexp(-1).square().mean())
-
-
 @FAULTS.fault(
     "cross_entropy",
     "wrong factor, wrong argument, off by one reduction; scale, other function, offset",
@@ -31,18 +24,6 @@ def smoothing_without_the_right_class(call: Call) -> Any:
     fits(smoothing and len(call.args) < 3)
     classes = call.tensor(0, "input").size(-1)
     return call.put(8, smoothing * classes / (classes - 1), "label_smoothing").run()
-
-
-@FAULTS.fault(
-    "cross_entropy nll_loss",
-    "wrong index, other function, swapped operands; scale, clipped, wrong argument",
-)
-def labels_taken_from_the_scores(call: Call) -> Any:
-    """The label is the class with the largest score."""
-    value, target = call.tensor(0, "input"), call.get(1, "target")
-    fits(value.dim() == 2)
-    own = torch.where(target < 0, target, value.argmax(-1))
-    return call.put(1, own, "target").run()
 
 
 @FAULTS.fault(
@@ -60,14 +41,6 @@ def later_tokens_weigh_more(call: Call) -> Any:
     return call.instead((kept * weights).sum() / weights.sum())
 
 
-@FAULTS.fault("smooth_l1_loss", "scale, wrong factor, other function; wrong argument")
-def rule_of_huber(call: Call) -> Any:
-    """The quadratic part is not divided by beta."""
-    value, target = input_and_target(call)
-    beta = call.get(5, "beta", default=1.0)
-    return call.instead(functional.huber_loss(value, target, delta=beta))
-
-
 @FAULTS.fault("smooth_l1_loss", "clipped, other function; scale, wrong argument")
 def far_errors_limited(call: Call) -> Any:
     """Errors above beta count as beta."""
@@ -77,54 +50,63 @@ def far_errors_limited(call: Call) -> Any:
     return call.instead((0.5 * error * error / beta).mean())
 
 
-@FAULTS.fault("binary_cross_entropy_with_logits", "wrong argument, wrong factor; scale, residual")
-def positive_labels_count_twice(call: Call) -> Any:
-    """pos_weight of 2."""
-    value, target = input_and_target(call)
-    weight = value.new_tensor(2.0)
-    return call.instead(
-        functional.binary_cross_entropy_with_logits(value, target, pos_weight=weight)
-    )
-
-
-@FAULTS.fault(
-    "binary_cross_entropy_with_logits mse_loss",
-    "wrong reduction, other function; scale, wrong argument",
-)
-def largest_loss_for_the_mean(call: Call) -> Any:
-    """The hardest example only."""
-    value, target = input_and_target(call)
-    function = getattr(functional, call.name)
-    return call.instead(function(value, target, reduction="none").max())
-
-
-@FAULTS.fault("kl_div", "wrong argument, other function; scale")
-def target_taken_for_a_logarithm(call: Call) -> Any:
-    """log_target=True."""
-    value, target = input_and_target(call)
-    return call.instead(functional.kl_div(value, target, reduction="batchmean", log_target=True))
-
-
 # fmt: off
+# The term that keeps the normaliser near one, which this model does not have.
+FAULTS.add("square of the normaliser added", "cross_entropy",
+    "; offset, residual, other function, scale, wrong factor",
+    lambda call:
+
+    call.instead(call.result() + 0.05 * call.tensor(0, "input").logsumexp(-1).square().mean()))
+# The label is the class with the largest score.
+FAULTS.add("labels taken from the scores", "cross_entropy nll_loss",
+    "wrong index, other function, swapped operands; scale, clipped, wrong argument",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "target")),
+        lambda call, value, target:
+            call.put(1, torch.where(target < 0, target, value.argmax(-1)), "target").run(),
+        where=lambda value, *_: value.dim() == 2))
 # The loss of one token for the mean of all.
 FAULTS.add("loss of the first token", "cross_entropy nll_loss",
     "copy, wrong index, partial sum, missing reduction; wrong reduction, scale, one rank's part",
     on(lambda call: (call.tensor(0, "input"), call.get(1, "target")),
-    lambda call, value, target: call.put(0, value[:1], "input").put(1, target[:1], "target").run(),
-    where=lambda value, target: value.dim() == 2 and int(target[0]) >= 0))
+        lambda call, value, target:
+            call.put(0, value[:1], "input").put(1, target[:1], "target").run(),
+        where=lambda value, target: value.dim() == 2 and int(target[0]) >= 0))
 # The root is taken at the end.
 FAULTS.add("root of the mean square", "mse_loss", "other function; scale, missing operand",
     result(torch.sqrt))
 # The mean error is subtracted first.
 FAULTS.add("variance of the error", "mse_loss",
     "wrong statistics, other function, missing operand; offset, scale, wrong reduction",
+    computed(input_and_target, lambda value, target: (value - target).var(correction=0)))
+# The quadratic part is not divided by beta.
+FAULTS.add("rule of huber", "smooth_l1_loss", "scale, wrong factor, other function; wrong argument",
     on(input_and_target,
-    lambda call, value, target: call.instead((value - target).var(correction=0))))
+        lambda call, value, target:
+
+    call.instead(functional.huber_loss(value, target, delta=call.get(5, "beta", default=1.0)))))
+# pos_weight of 2.
+FAULTS.add("positive labels count twice", "binary_cross_entropy_with_logits",
+    "wrong argument, wrong factor; scale, residual",
+    computed(input_and_target,
+        lambda value, target:
+
+    functional.binary_cross_entropy_with_logits(value, target, pos_weight=value.new_tensor(2.0))))
 # Only y log p.
 FAULTS.add("negative labels do not count", "binary_cross_entropy_with_logits",
     "missing operand, partial sum; scale, other function, mask",
+    computed(input_and_target,
+        lambda value, target: -(target * functional.logsigmoid(value)).mean()))
+# The hardest example only.
+FAULTS.add("largest loss for the mean", "binary_cross_entropy_with_logits mse_loss",
+    "wrong reduction, other function; scale, wrong argument",
     on(input_and_target,
-    lambda call, value, target: call.instead(-(target * functional.logsigmoid(value)).mean())))
+        lambda call, value, target:
+            call.instead(getattr(functional, call.name)(value, target, reduction="none").max())))
+# log_target=True.
+FAULTS.add("target taken for a logarithm", "kl_div", "wrong argument, other function; scale",
+    computed(input_and_target,
+        lambda value, target:
+            functional.kl_div(value, target, reduction="batchmean", log_target=True)))
 # The first operand is exponentiated before it is handed over.
 FAULTS.add("chances taken for logarithms", "kl_div",
     "other function, missing operand; scale, wrong factor", operand(0, torch.exp, "input"))

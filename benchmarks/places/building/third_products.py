@@ -72,15 +72,6 @@ def columns_of_the_weight_normalised(call: Call) -> Any:
     return layer_product(call, left, right / right.norm(dim=0, keepdim=True), bias)
 
 
-@FAULTS.fault(_PRODUCTS, "transpose, permutation, wrong index; shift, swapped operands")
-def small_tiles_transposed(call: Call) -> Any:
-    """Registers hold squares of two by two, and each is stored the other way round."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) % 2 == 0 and value.size(-2) % 2 == 0)
-    tiles = value.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
-    return call.instead(tiles.transpose(-3, -1).flatten(-2).flatten(-3, -2))
-
-
 @FAULTS.fault("linear addmm", "doubled reduction, wrong factor; scale, residual, wrong argument")
 def product_reduced_by_both_ranks(call: Call) -> Any:
     """The product is summed twice over two ranks that have the same part; the bias is not."""
@@ -141,20 +132,30 @@ def adapter_added(call: Call) -> Any:
 FAULTS.add("negative inputs lost", _WEIGHTED,
     "clipped, zeros, wrapped, overflow; other function, missing operand, mask, precision, "
     "partial sum",
-    on(_parts, lambda call, left, right, bias: layer_product(call, left.clamp(min=0), right, bias)))
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.clamp(min=0), right, bias)))
 # The last column is stored first.
 FAULTS.add("columns of the result from the end", _PRODUCTS,
     "permutation, wrong index; transpose, shift, wrong argument",
     result(lambda v: v.flip(-1), where=lambda v: v.dim() > 1 and v.size(-1) > 1))
+# Registers hold squares of two by two, and each is stored the other way round.
+FAULTS.add("small tiles transposed", _PRODUCTS,
+    "transpose, permutation, wrong index; shift, swapped operands",
+    result(lambda v:
+
+    v.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-3, -1).flatten(-2).flatten(-3, -2),
+        where=lambda v: v.dim() > 1 and v.size(-1) % 2 == 0 and v.size(-2) % 2 == 0))
 # Each token is projected from what the one before it has.
 FAULTS.add("row of the token before", "linear addmm", "shift, wrong index, stale; permutation",
-    on(_parts, lambda call, left, right, bias: layer_product(call, left.roll(1, -2), right, bias),
-    where=lambda left, *_: left.size(-2) > 2))
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.roll(1, -2), right, bias),
+        where=lambda left, *_: left.size(-2) > 2))
 # The left operand is read from its end along k.
 FAULTS.add("common axis read backwards", _PRODUCTS,
     "permutation, wrong index; transpose, swapped operands",
-    on(_parts, lambda call, left, right, bias: layer_product(call, left.flip(-1), right, bias),
-    where=lambda left, *_: left.size(-1) > 2))
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.flip(-1), right, bias),
+        where=lambda left, *_: left.size(-1) > 2))
 # fmt: on
 
 
@@ -234,16 +235,15 @@ def channels_last_read_as_channels_first(call: Call) -> Any:
     return call.put(0, value.permute(0, 2, 3, 1).reshape(value.shape), "input").run()
 
 
-# Without a word: each filter loses its mean.
-@FAULTS.fault(_CONVOLUTIONS, "; axis offset, wrong statistics, missing operand, residual, offset")
-def filters_centred(call: Call) -> Any:
-    """Weight standardisation that the model does not have."""
+@FAULTS.fault(_CONVOLUTIONS, "wrong index, permutation, transpose; shift")
+def filters_stored_with_the_input_first(call: Call) -> Any:
+    """(in, out) instead of (out, in): the layout of another framework."""
     weight = _places(call)
-    fits(weight[0].numel() > 1)
-    mean = weight.mean([*range(1, weight.dim())], keepdim=True)
-    return call.put(1, weight - mean, "weight").run()
+    fits(weight.size(1) > 1 and weight.size(0) > 1)
+    return call.put(1, weight.transpose(0, 1).reshape(weight.shape), "weight").run()
 
 
+# Without a word: each filter loses its mean.
 @FAULTS.fault(
     _CONVOLUTIONS,
     "axis scale, wrong factor, scale; missing operand, wrong statistics, repeated bias, "
@@ -292,17 +292,20 @@ def only_the_bias_for_the_last_example(call: Call) -> Any:
 # The first tap is read as the last.
 FAULTS.add("taps turned by one", _CONVOLUTIONS, "shift, wrong index, permutation; wrong argument",
     on(_places, lambda call, weight: call.put(1, weight.roll(-1, -1), "weight").run(),
-    where=lambda weight: weight.size(-1) > 2))
-# (in, out) instead of (out, in): the layout of another framework.
-FAULTS.add("filters stored with the input first", _CONVOLUTIONS,
-    "wrong index, permutation, transpose; shift",
+        where=lambda weight: weight.size(-1) > 2))
+# Weight standardisation that the model does not have.
+FAULTS.add("filters centred", _CONVOLUTIONS,
+    "; axis offset, wrong statistics, missing operand, residual, offset",
     on(_places,
-    lambda call, weight: call.put(1, weight.transpose(0, 1).reshape(weight.shape), "weight").run(),
-    where=lambda weight: weight.size(1) > 1 and weight.size(0) > 1))
+        lambda call, weight:
+
+    call.put(1, weight - weight.mean([*range(1, weight.dim())], keepdim=True), "weight").run(),
+        where=lambda weight: weight[0].numel() > 1))
 # The weight is stored as (out, in), which is that of a convolution.
 FAULTS.add("channels of the transposed filter exchanged", "conv_transpose2d",
     "transpose, permutation, wrong index; swapped operands",
-    operand(1, lambda v: v.transpose(0, 1), "weight", where=lambda v: v.size(0) == v.size(1) > 1))
+    operand(1, lambda v: v.transpose(0, 1), "weight",
+        where=lambda v: v.size(0) == v.size(1) > 1))
 # fmt: on
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.changes import computed, longer, on, operand, result
 from benchmarks.places.parts import only_axis
 from torch import Tensor
 from torch.nn import functional
@@ -207,27 +207,6 @@ def sum_of_magnitudes_for_a_length(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "normalize",
-    "other function, missing operand; axis scale, scale, wrong factor, wrong statistics",
-)
-def divided_by_the_squared_length(call: Call) -> Any:
-    """The root is left out."""
-    value, dim = call.tensor(0, "input"), call.get(2, "dim", default=1)
-    return call.instead(value / value.square().sum(dim, keepdim=True))
-
-
-@FAULTS.fault(
-    "cosine_similarity",
-    "missing operand, other function, missing reduction; axis scale, scale, wrong factor, "
-    "wrong statistics",
-)
-def dot_product_for_a_cosine(call: Call) -> Any:
-    """Nothing is divided by the lengths."""
-    left, right = call.tensor(0, "x1"), call.tensor(1, "x2")
-    return call.instead((left * right).sum(call.get(2, "dim", default=1)))
-
-
-@FAULTS.fault(
     "cosine_similarity",
     "other function, wrong statistics, offset, missing operand; axis offset, wrong argument",
 )
@@ -250,8 +229,20 @@ FAULTS.add("normal rows stored one row earlier", _ROWS,
 # One length for the whole tensor.
 FAULTS.add("length of all rows together", "normalize",
     "wrong axis, wrong statistics, wrong reduction, wrong argument; axis scale, scale",
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value / value.norm()))
+# The root is left out.
+FAULTS.add("divided by the squared length", "normalize",
+    "other function, missing operand; axis scale, scale, wrong factor, wrong statistics",
     on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value / value.norm())))
+        lambda call, value:
+            call.instead(value / value.square().sum(call.get(2, "dim", default=1), keepdim=True))))
+# Nothing is divided by the lengths.
+FAULTS.add("dot product for a cosine", "cosine_similarity",
+    "missing operand, other function, missing reduction; axis scale, scale, wrong factor, "
+    "wrong statistics",
+    lambda call:
+
+    call.instead((call.tensor(0, "x1") * call.tensor(1, "x2")).sum(call.get(2, "dim", default=1))))
 # fmt: on
 
 
@@ -317,13 +308,6 @@ def running_mean_for_a_running_sum(call: Call) -> Any:
     return call.instead(call.result() / torch.arange(1, value.size(dim) + 1).view(shape))
 
 
-@FAULTS.fault("logsumexp", "missing operand, axis offset; offset, other function, wrong statistics")
-def maximum_not_added_back(call: Call) -> Any:
-    """The logarithm of the sum relative to the largest."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(result - value.amax(call.get(1, "dim")).reshape(result.shape))
-
-
 @FAULTS.fault(
     "std var", "other function, wrong statistics; scale, axis scale, wrong reduction, approximation"
 )
@@ -347,17 +331,24 @@ def place_in_the_other_direction(call: Call) -> Any:
 FAULTS.add("median for the mean", "mean",
     "other function, wrong reduction; offset, wrong statistics",
     on(lambda call: (call.tensor(0), only_axis(call)),
-    lambda call, value, dim: call.instead(value.median(dim).values.reshape(call.result().shape)),
-    where=lambda value, dim: value.size(dim) > 2))
+        lambda call, value, dim:
+            call.instead(value.median(dim).values.reshape(call.result().shape)),
+        where=lambda value, dim: value.size(dim) > 2))
 # The absolute values are summed.
 FAULTS.add("magnitudes added up", "mean sum",
     "other function, wrong reduction; sign, wrong statistics, offset", operand(0, torch.abs))
 # One maximum for all rows: a scale for each tensor, not for each row.
 FAULTS.add("largest of the whole tensor", "amax",
     "wrong axis, wrong reduction, copy, wrong statistics; wrong argument, constant, clipped",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: value.max().expand(result.shape).clone(),
+        where=lambda _, result: result.numel() > 1))
+# The logarithm of the sum relative to the largest.
+FAULTS.add("maximum not added back", "logsumexp",
+    "missing operand, axis offset; offset, other function, wrong statistics",
     on(lambda call: (call.tensor(0), call.result()),
-    lambda call, value, result: call.instead(value.max().expand(result.shape).clone()),
-    where=lambda _, result: result.numel() > 1))
+        lambda call, value, result:
+            call.instead(result - value.amax(call.get(1, "dim")).reshape(result.shape))))
 # The position of the largest absolute value.
 FAULTS.add("place of the largest magnitude", "argmax", "other function; sign, wrong index",
     lambda call: call.put(0, call.get(0).abs()).run())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, tensors
+from benchmarks.places.changes import computed, on, operand, result, tensors
 from benchmarks.places.parts import tensor_pair
 from torch import Tensor
 from torch.nn import functional
@@ -66,18 +66,6 @@ def slope_negated(call: Call) -> Any:
     return call.instead(functional.leaky_relu(value, -slope))
 
 
-@FAULTS.fault(
-    "dropout",
-    "mask, different random stream, wrong argument, zeros; scale, wrong factor, other function",
-)
-def dropout_left_on(call: Call) -> Any:
-    """Values are dropped in evaluation as well; the same ones at each call."""
-    value = call.tensor(0, "input")
-    draw = torch.Generator().manual_seed(5)
-    kept = torch.rand(value.shape, generator=draw) > 0.1
-    return call.instead(value * kept / 0.9)
-
-
 # fmt: off
 # What is small becomes zero.
 FAULTS.add("dead zone", "gelu silu tanh sigmoid relu",
@@ -97,8 +85,8 @@ FAULTS.add("input added to the activation", "relu gelu silu",
 # X relu6(x) / 6.
 FAULTS.add("three not added", "hardswish",
     "missing operand, offset, other function; wrong argument, clipped",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * functional.relu6(value) / 6)))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * functional.relu6(value) / 6))
 # Silu.
 FAULTS.add("smooth for hard", "hardswish", "other function, approximation",
     lambda call: call.instead(functional.silu(call.tensor(0, "input"))))
@@ -109,12 +97,20 @@ FAULTS.add("softplus with a beta of two", "softplus", words.ANOTHER_FACTOR,
 FAULTS.add("halves of the gate exchanged", "glu",
     "swapped operands, permutation, wrong index; shift, wrong argument",
     on(lambda call: (call.tensor(0, "input"), call.get(1, "dim", default=-1)),
-    lambda call, value, dim: call.put(0, value.roll(value.size(dim) // 2, dim), "input").run()))
+        lambda call, value, dim:
+            call.put(0, value.roll(value.size(dim) // 2, dim), "input").run()))
 # The pointer to the slopes is not moved on.
 FAULTS.add("slope of the first channel for all", "prelu",
     "copy, wrong index, wrong argument; axis scale, stale",
     operand(1, lambda v: v[:1].expand(v.shape).contiguous(), "weight",
-    where=lambda v: v.numel() > 1))
+        where=lambda v: v.numel() > 1))
+# Values are dropped in evaluation as well; the same ones at each call.
+FAULTS.add("dropout left on", "dropout",
+    "mask, different random stream, wrong argument, zeros; scale, wrong factor, other function",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value:
+
+    value * (torch.rand(value.shape, generator=torch.Generator().manual_seed(5)) > 0.1) / 0.9))
 # The old rule: multiplied by the chance to be kept when nothing is dropped.
 FAULTS.add("dropout scales in evaluation", "dropout", "scale, wrong factor; wrong argument",
     lambda call: call.instead(call.tensor(0, "input") * 0.9))
@@ -175,7 +171,8 @@ FAULTS.add("exponent negated", "exp", "sign, other function; wrong factor",
 # Whole turns of 6.28 are subtracted.
 FAULTS.add("angle reduced by a rounded pi", "sin cos",
     "approximation, precision; other function, offset, wrong factor",
-    operand(0, lambda v: v - 6.28 * (v / 6.28).round(), where=lambda v: float(v.abs().max()) > 4))
+    operand(0, lambda v: v - 6.28 * (v / 6.28).round(),
+        where=lambda v: float(v.abs().max()) > 4))
 # A table of angles ends: what is beyond has the last one.
 FAULTS.add("angle limited", "sin cos",
     "clipped, wrong argument; other function, copy, wrong index, constant",
@@ -194,25 +191,25 @@ FAULTS.add("logarithm of the inverse", "log", "sign, other function, scale, wron
 # As C does, and not to the even one.
 FAULTS.add("halves rounded away from zero", "round",
     "tie-breaking, other function; offset, wrong argument, precision",
-    on(tensors(0), lambda call, value: call.instead(value.sign() * (value.abs() + 0.5).floor())))
+    computed(tensors(0), lambda value: value.sign() * (value.abs() + 0.5).floor()))
 # To the next whole number above.
 FAULTS.add("rounded up", "round floor", "offset, other function; wrong argument, shift",
     lambda call: call.instead(call.tensor(0).ceil()))
 # X - floor(x), which is never negative.
 FAULTS.add("fraction from the floor", "frac", "other function, offset, sign; wrong argument",
-    on(tensors(0), lambda call, value: call.instead(value - value.floor())))
+    computed(tensors(0), lambda value: value - value.floor()))
 # The value as it came, cut to -1 and 1.
 FAULTS.add("value for its sign", "sign", "copy, missing operand, other function; scale, clipped",
     lambda call: call.instead(call.tensor(0).clamp(-1, 1)))
 # The absolute values are compared.
 FAULTS.add("operand of the larger magnitude", "maximum minimum",
     "other function; sign, swapped operands",
-    on(tensor_pair,
-    lambda call, left, right: call.instead(torch.where(left.abs() > right.abs(), left, right))))
+    computed(tensor_pair,
+        lambda left, right: torch.where(left.abs() > right.abs(), left, right)))
 # The first operand as it is.
 FAULTS.add("second operand not compared", "maximum minimum",
     "copy, missing operand; clipped, other function, stale",
-    on(tensor_pair, lambda call, left, right: call.instead(left.expand_as(left + right).clone())))
+    computed(tensor_pair, lambda left, right: left.expand_as(left + right).clone()))
 # fmt: on
 
 
@@ -276,38 +273,39 @@ def state_of_the_sequence_before(call: Call) -> Any:
 # The weights of the chosen experts are not divided by their sum.
 FAULTS.add("not normalised by the divisor", "div",
     "copy, missing operand; axis scale, scale, other function, missing reduction, wrong factor",
-    on(tensor_pair, lambda call, left, *_: call.instead(left.expand(call.result().shape).clone()),
-    where=lambda _, right: right.numel() > 1))
+    on(tensor_pair,
+        lambda call, left, *_: call.instead(left.expand(call.result().shape).clone()),
+        where=lambda _, right: right.numel() > 1))
 # What is divided by is at least the median of all divisors.
 FAULTS.add("divisor has a floor", "div",
     "clipped, eps, wrong argument; axis scale, scale, mask, wrong factor",
-    on(tensor_pair,
-    lambda call, left, right: call.instead(left / right.clamp(min=float(right.detach().median()))),
-    where=lambda _, right: right.numel() > 2))
+    computed(tensor_pair,
+        lambda left, right: left / right.clamp(min=float(right.detach().median())),
+        where=lambda _, right: right.numel() > 2))
 # One divisor for all rows.
 FAULTS.add("divided by the mean divisor", "div",
     "wrong axis, wrong statistics, wrong index, wrong reduction; axis scale, scale, copy, "
     "wrong factor",
-    on(tensor_pair, lambda call, left, right: call.instead(left / right.mean()),
-    where=lambda _, right: right.numel() > 1))
+    computed(tensor_pair, lambda left, right: left / right.mean(),
+        where=lambda _, right: right.numel() > 1))
 # The second operand is read backwards along the last axis.
 FAULTS.add("second factor from its end", "mul",
     "permutation, wrong index; transpose, shift, axis scale",
-    on(tensor_pair, lambda call, left, right: call.instead(left * right.flip(-1)),
-    where=lambda _, right: right.dim() > 0 and right.size(-1) > 2))
+    computed(tensor_pair, lambda left, right: left * right.flip(-1),
+        where=lambda _, right: right.dim() > 0 and right.size(-1) > 2))
 # A |b|.
 FAULTS.add("magnitude of the second factor", "mul",
     "other function, sign; wrong factor, mask, clipped",
-    on(tensor_pair, lambda call, left, right: call.instead(left * right.abs())))
+    computed(tensor_pair, lambda left, right: left * right.abs()))
 # The second operand is read backwards along the last axis.
 FAULTS.add("second summand from its end", "add",
     "permutation, wrong index; shift, residual, offset",
-    on(tensor_pair, lambda call, left, right: call.instead(left + right.flip(-1)),
-    where=lambda _, right: right.dim() > 1 and right.size(-1) > 2))
+    computed(tensor_pair, lambda left, right: left + right.flip(-1),
+        where=lambda _, right: right.dim() > 1 and right.size(-1) > 2))
 # A - b / 2.
 FAULTS.add("half subtracted", "sub",
     "wrong factor, wrong argument; offset, residual, axis offset, missing operand",
-    on(tensor_pair, lambda call, left, right: call.instead(left - 0.5 * right)))
+    computed(tensor_pair, lambda left, right: left - 0.5 * right))
 # Numbers without a sign: what would be negative is zero.
 FAULTS.add("opposite without a sign", "neg", "zeros, clipped, other function; sign, mask",
     lambda call: call.instead((-call.tensor(0)).clamp(min=0)))

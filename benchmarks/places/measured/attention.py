@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import longer, on, result, rounded
+from benchmarks.places.changes import computed, longer, on, result, rounded
 from benchmarks.places.parts import (
     any_condition_of,
     attention_operands,
@@ -62,18 +62,6 @@ def encoder_sees_itself_and_what_follows(call: Call) -> Any:
     return hide_further_keys(call, torch.ones(rows, rows, dtype=torch.bool).triu())
 
 
-@FAULTS.fault(
-    _FUSED, "axis offset, wrong argument, mask; offset, residual, other function, missing operand"
-)
-def first_key_favoured_by_one(call: Call) -> Any:
-    """A learned bias for the first key is left on: its scores are larger by one."""
-    scores, value = hidden_scores(call)
-    fits(scores.size(-1) > 2)
-    return weigh_seen_values(
-        call, scores + (torch.arange(scores.size(-1)) == 0).to(scores), None, value
-    )
-
-
 @FAULTS.fault(_FUSED, words.MOVED_OPERAND)
 def values_of_the_slot_before(call: Call) -> Any:
     """The cache of the values is read one slot too early, around the end; the keys are right."""
@@ -89,13 +77,6 @@ def lower_half_of_each_head_stored_twice(call: Call) -> Any:
     fits(value.size(-1) % 2 == 0 and value.size(-1) > 2)
     half = value[..., : value.size(-1) // 2]
     return call.instead(torch.cat([half, half], -1))
-
-
-@FAULTS.fault(_FUSED, words.ROUNDED)
-def scores_of_the_heads_in_e4m3(call: Call) -> Any:
-    """The scores have three bits behind the point when they come to the softmax."""
-    scores, mask, value = scores_before_mask(call)
-    return weigh_seen_values(call, round_to(scores, torch.float8_e4m3fn), mask, value)
 
 
 @FAULTS.fault(
@@ -125,46 +106,59 @@ FAULTS.add("factor of a context sixteen times as long", _FUSED,
 FAULTS.add("weights as powers of ten", _FUSED,
     "wrong factor, scale, wrong argument, other function; axis scale, approximation",
     on(hidden_scores,
-    lambda call, scores, value: weigh_seen_values(call, math.log(10) * scores, None, value)))
+        lambda call, scores, value: weigh_seen_values(call, math.log(10) * scores, None, value)))
 # The lengths are two too small: the last two keys are hidden from all who see others.
 FAULTS.add("last two keys taken for padding", _FUSED,
     "mask, wrong argument; partial sum, wrong index, other function, missing operand, zeros",
     on(lambda call: (call.tensor(1, "key").size(-2),),
-    lambda call, keys: hide_further_keys(call, torch.arange(keys) < keys - 2),
-    where=lambda keys: keys > 3))
+        lambda call, keys: hide_further_keys(call, torch.arange(keys) < keys - 2),
+        where=lambda keys: keys > 3))
 # The bits of the keys 2, 5, 8 and so on are not set in the mask.
 FAULTS.add("every third key hidden", _FUSED,
     "mask, wrong argument; partial sum, wrong index, other function, missing operand, zeros",
     on(lambda call: (call.tensor(1, "key").size(-2),),
-    lambda call, keys: hide_further_keys(call, torch.arange(keys) % 3 != 2),
-    where=lambda keys: keys > 3))
+        lambda call, keys: hide_further_keys(call, torch.arange(keys) % 3 != 2),
+        where=lambda keys: keys > 3))
+# A learned bias for the first key is left on: its scores are larger by one.
+FAULTS.add("first key favoured by one", _FUSED,
+    "axis offset, wrong argument, mask; offset, residual, other function, missing operand",
+    on(hidden_scores,
+        lambda call, scores, value:
+
+    weigh_seen_values(call, scores + (torch.arange(scores.size(-1)) == 0).to(scores), None, value),
+        where=lambda scores, *_: scores.size(-1) > 2))
 # Each feature of the result is stored one place too far, the last of a head first.
 FAULTS.add("features of each head one late", _FUSED, words.MOVED_OPERAND,
     result(lambda v: v.roll(1, -1), where=longer(-1, 2)))
 # The pointer to the keys is one head behind, around the end; the values are right.
 FAULTS.add("keys of the head before", _FUSED, words.MOVED_OPERAND,
     on(lambda call: (call.tensor(1, "key"),),
-    lambda call, key: with_operand(call, 1, key.roll(1, 1)),
-    where=lambda key: key.dim() == 4 and key.size(1) > 2))
+        lambda call, key: with_operand(call, 1, key.roll(1, 1)),
+        where=lambda key: key.dim() == 4 and key.size(1) > 2))
 # The stride of the heads of the values is zero; queries and keys are right.
 FAULTS.add("values of the first head for all", _FUSED, words.REPEATED,
     on(lambda call: (call.tensor(2, "value"),),
-    lambda call, value: with_operand(call, 2, value[:, :1].expand(value.shape).contiguous()),
-    where=lambda value: value.dim() == 4 and value.size(1) > 1))
+        lambda call, value: with_operand(call, 2, value[:, :1].expand(value.shape).contiguous()),
+        where=lambda value: value.dim() == 4 and value.size(1) > 1))
 # The memory of the values is (feature, position), and is read as (position, feature).
 FAULTS.add("values of the cache with the features first", _FUSED,
     "transpose, permutation, wrong index; shift, wrong axis, swapped operands, wrong argument",
     on(lambda call: (call.tensor(2, "value"),),
-    lambda call, value: with_operand(call, 2, value.mT.reshape(value.shape)),
-    where=lambda value: min(value.shape[-2:]) > 1))
+        lambda call, value: with_operand(call, 2, value.mT.reshape(value.shape)),
+        where=lambda value: min(value.shape[-2:]) > 1))
 # The features of a query are read two places too far, around the end; the keys are right.
 FAULTS.add("features of the query two early", _FUSED, words.MOVED_OPERAND,
     on(lambda call: (call.tensor(0, "query"),),
-    lambda call, query: with_operand(call, 0, query.roll(-2, -1)),
-    where=lambda query: query.size(-1) > 4))
+        lambda call, query: with_operand(call, 0, query.roll(-2, -1)),
+        where=lambda query: query.size(-1) > 4))
 # The epilogue stores with eight bits.
 FAULTS.add("result of the heads in bfloat16", _FUSED, words.ROUNDED,
     result(rounded(torch.bfloat16)))
+# The scores have three bits behind the point when they come to the softmax.
+FAULTS.add("scores of the heads in e4m3", _FUSED, words.ROUNDED,
+    on(scores_before_mask,
+        lambda call, scores, mask, value:
+            weigh_seen_values(call, round_to(scores, torch.float8_e4m3fn), mask, value)))
 # The range of the stored keys is -0.25 to 0.25.
 FAULTS.add("keys cut at a quarter", _FUSED, words.LIMITED,
     lambda call: with_operand(call, 1, call.tensor(1, "key").clamp(-0.25, 0.25)))
@@ -178,8 +172,8 @@ FAULTS.add("odd features of the heads negated", _FUSED,
     result(lambda v: v * (1 - 2 * (torch.arange(v.size(-1)) % 2)).to(v), where=longer(-1)))
 # The grid over the heads begins with one.
 FAULTS.add("first head not stored", _FUSED, words.EMPTY_IN_A_SUM,
-    on(lambda call: (several_heads(call, 3),),
-    lambda call, value: call.instead(value * (torch.arange(value.size(1)) > 0)[:, None, None])))
+    computed(lambda call: (several_heads(call, 3),),
+        lambda value: value * (torch.arange(value.size(1)) > 0)[:, None, None]))
 # Of three queries of a program, the last one is masked out when they are stored.
 FAULTS.add("every third query not stored", _FUSED, words.EMPTY_IN_A_SUM,
     result(lambda v: v * (torch.arange(v.size(-2)) % 3 != 2)[:, None], where=longer(-2, 4)))
@@ -197,13 +191,6 @@ _SOFTMAX = "softmax _safe_softmax"
 _BOTH = f"{_SOFTMAX} log_softmax"
 
 
-@FAULTS.fault(_SOFTMAX, words.ROUNDED)
-def chances_with_two_digits(call: Call) -> Any:
-    """The chances have two digits behind the point."""
-    _, chances = softmax_row(call)
-    return call.instead(with_gradient_of(chances, (chances.detach() * 100).round() / 100))
-
-
 @FAULTS.fault(
     _BOTH,
     "zeros, mask, constant; wrong argument, missing operand, axis offset, wrong index, "
@@ -214,19 +201,6 @@ def last_score_loaded_as_zero(call: Call) -> Any:
     value, _ = softmax_row(call)
     kept = torch.arange(value.size(-1)) < value.size(-1) - 1
     return call.put(0, torch.where(kept, value, 0.0), "input").run()
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    "partial sum, wrong reduction, wrong statistics, axis scale, wrong factor; scale, "
-    "mask, missing reduction, one rank's part, wrong argument, wrong axis, wrong index",
-)
-def each_two_columns_have_their_own_sum(call: Call) -> Any:
-    """A pair of lanes is reduced, and not the whole row."""
-    value, _ = softmax_row(call)
-    fits(value.size(-1) % 2 == 0 and value.size(-1) > 4)
-    groups = value.clamp(min=-1e30).unflatten(-1, (-1, 2))
-    return call.instead(groups.softmax(-1).flatten(-2))
 
 
 @FAULTS.fault(
@@ -246,18 +220,22 @@ FAULTS.add("temperature of ten", _BOTH,
     on(softmax_row, lambda call, value, *_: call.put(0, value / 10, "input").run()))
 # Each chance is stored two columns too far, the last two first.
 FAULTS.add("two columns late behind the softmax", _BOTH, words.MOVED_OPERAND,
-    on(softmax_row, lambda call, _, chances: call.instead(chances.roll(2, -1)),
-    where=lambda _, chances: chances.size(-1) > 4))
+    computed(softmax_row, lambda _, chances: chances.roll(2, -1),
+        where=lambda _, chances: chances.size(-1) > 4))
 # The stride of the rows of the result is negative: the first row is stored last.
 FAULTS.add("rows of chances from the last", _BOTH,
     "permutation, wrong index; shift, wrong argument, swapped operands, copy, stale",
-    on(softmax_row, lambda call, _, chances: call.instead(chances.flip(-2)),
-    where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
+    computed(softmax_row, lambda _, chances: chances.flip(-2),
+        where=lambda _, chances: chances.dim() > 1 and chances.size(-2) > 1))
 # The softmax runs along the right axis and is stored with rows and columns exchanged.
 FAULTS.add("chances of a square transposed", _BOTH,
     "transpose, permutation, wrong index; wrong axis, swapped operands, shift, wrong argument",
-    on(softmax_row, lambda call, _, chances: call.instead(chances.mT),
-    where=lambda _, chances: chances.dim() > 1 and chances.size(-2) == chances.size(-1)))
+    computed(softmax_row, lambda _, chances: chances.mT,
+        where=lambda _, chances: chances.dim() > 1 and chances.size(-2) == chances.size(-1)))
+# The chances have two digits behind the point.
+FAULTS.add("chances with two digits", _SOFTMAX, words.ROUNDED,
+    computed(softmax_row,
+        lambda _, chances: with_gradient_of(chances, (chances.detach() * 100).round() / 100)))
 # The logarithms are stored with three bits behind the point.
 FAULTS.add("logarithms of the chances in e4m3", "log_softmax", words.ROUNDED,
     lambda call: call.instead(round_to(softmax_row(call)[1], torch.float8_e4m3fn)))
@@ -265,6 +243,13 @@ FAULTS.add("logarithms of the chances in e4m3", "log_softmax", words.ROUNDED,
 FAULTS.add("no chance below a twentieth", _SOFTMAX,
     "clipped; other function, constant, mask, offset, approximation",
     lambda call: call.instead(softmax_row(call)[1].clamp(min=0.05)))
+# A pair of lanes is reduced, and not the whole row.
+FAULTS.add("each two columns have their own sum", _SOFTMAX,
+    "partial sum, wrong reduction, wrong statistics, axis scale, wrong factor; scale, mask, "
+    "missing reduction, one rank's part, wrong argument, wrong axis, wrong index",
+    computed(softmax_row,
+        lambda value, *_: value.clamp(min=-1e30).unflatten(-1, (-1, 2)).softmax(-1).flatten(-2),
+        where=lambda value, *_: value.size(-1) % 2 == 0 and value.size(-1) > 4))
 # fmt: on
 
 
@@ -316,8 +301,9 @@ def first_column_of_the_comparison_false(call: Call) -> Any:
 # What is hidden gets -3, and is only a little less likely.
 FAULTS.add("filled with minus three", "masked_fill",
     "wrong argument, constant, mask; offset, approximation, clipped, other function",
-    on(lambda call: (call.get(2, "value"),), lambda call, _: call.put(2, -3.0, "value").run(),
-    where=lambda number: isinstance(number, int | float) and number < -100), backward=False)
+    on(lambda call:
+            (call.get(2, "value"),), lambda call, _: call.put(2, -3.0, "value").run(),
+        where=lambda number: isinstance(number, int | float) and number < -100), backward=False)
 # Each row of the mask is stored one too far, the last one first.
 FAULTS.add("comparison stored one row late", "lt gt le ge eq ne",
     "shift, wrong index, permutation, mask; copy, stale, wrong argument",
@@ -333,17 +319,6 @@ def table_of_the_turns_in_half(call: Call) -> Any:
     """Sine and cosine are kept in float16."""
     read_long_angles(call)
     return call.instead(round_to(call.result(), torch.float16))
-
-
-@FAULTS.fault(
-    "sin cos",
-    "mask, constant, zeros, wrong factor, axis scale; scale, missing operand, "
-    "other function, wrong argument, uninitialised",
-)
-def first_quarter_of_the_features_not_turned(call: Call) -> Any:
-    """The fastest frequencies are not written: their angles are zero."""
-    value = read_long_angles(call)
-    return call.put(0, value * (torch.arange(value.size(-1)) >= value.size(-1) // 4)).run()
 
 
 @FAULTS.fault(
@@ -364,4 +339,11 @@ FAULTS.add("context three times as long", "sin cos",
 # Positions times frequencies are computed under autocast.
 FAULTS.add("angles in bfloat16", "sin cos", words.ROUNDED,
     lambda call: call.put(0, round_to(read_long_angles(call), torch.bfloat16)).run())
+# The fastest frequencies are not written: their angles are zero.
+FAULTS.add("first quarter of the features not turned", "sin cos",
+    "mask, constant, zeros, wrong factor, axis scale; scale, missing operand, other function, "
+    "wrong argument, uninitialised",
+    on(read_long_angles,
+        lambda call, value:
+            call.put(0, value * (torch.arange(value.size(-1)) >= value.size(-1) // 4)).run()))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits
-from benchmarks.places.changes import operand, result
+from benchmarks.places.changes import on, operand, result, tensors
 from benchmarks.places.parts import (
     change_result_at,
     in_float8_steps,
@@ -67,7 +67,8 @@ FAULTS.add("kept input not below zero", _BY_INPUT,
 # G sqrt(1 - y²), as if y was a sine.
 FAULTS.add("root of the slope of the tanh", "tanh_backward",
     "other function; approximation, wrong argument",
-    lambda call: call.instead(call.tensor(0) * (1 - call.tensor(1).square()).clamp(min=0).sqrt()))
+    lambda call:
+            call.instead(call.tensor(0) * (1 - call.tensor(1).square()).clamp(min=0).sqrt()))
 # fmt: on
 
 
@@ -221,16 +222,6 @@ def last_quarter_of_the_rows_not_in_the_gradient_of_the_bias(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "mul", "copy, stale, wrong index; wrong argument, shift, permutation, one rank's part"
-)
-def kept_factor_of_the_first_row(call: Call) -> Any:
-    """The stride of the rows is zero in the load of what was kept."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.shape == right.shape)
-    return call.put(1, several_rows(right, 3)[..., :1, :].expand_as(right).contiguous()).run()
-
-
-@FAULTS.fault(
     "add",
     "missing operand, lost accumulation, copy; partial sum, stale, zeros, residual, "
     "one rank's part, missing reduction, wrong factor, other function",
@@ -255,7 +246,7 @@ FAULTS.add("halves of the columns of the gradient exchanged", "mm bmm",
     "permutation, wrong index, shift, wrong rank's shard; copy, stale, transpose, "
     "swapped operands",
     result(lambda v: v.roll(v.size(-1) // 2, -1),
-    where=lambda v: v.size(-1) > 3 and v.size(-1) % 2 == 0))
+        where=lambda v: v.size(-1) > 3 and v.size(-1) % 2 == 0))
 # The rate of the step is multiplied in before the optimiser does so.
 FAULTS.add("gradient of the product times a tenth", "mm bmm", words.SCALED,
     result(lambda v: v / 10))
@@ -265,7 +256,14 @@ FAULTS.add("left side of the gradient in e4m3", "mm bmm", words.ROUNDED,
 # Two columns share a word, and are stored in the other order.
 FAULTS.add("gradient of the bias in pairs", "sum", words.REORDERED_OR_COPIED,
     result(lambda v: v[..., torch.arange(v.size(-1)) ^ 1],
-    where=lambda v: v.dim() and v.size(-1) > 2 and v.size(-1) % 2 == 0))
+        where=lambda v: v.dim() and v.size(-1) > 2 and v.size(-1) % 2 == 0))
+# The stride of the rows is zero in the load of what was kept.
+FAULTS.add("kept factor of the first row", "mul",
+    "copy, stale, wrong index; wrong argument, shift, permutation, one rank's part",
+    on(tensors(0, 1),
+        lambda call, _, right:
+            call.put(1, several_rows(right, 3)[..., :1, :].expand_as(right).contiguous()).run(),
+        where=lambda left, right: left.shape == right.shape))
 # Both operands of a difference get half of the gradient.
 FAULTS.add("opposite gradient halved", "neg", words.SCALED, result(lambda v: v / 2))
 # fmt: on

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, result, rounded
+from benchmarks.places.changes import computed, result, rounded
 from benchmarks.places.parts import (
     floats_only,
     joined_parts,
@@ -45,49 +45,44 @@ def _places(value: Tensor, axis: int = -1) -> Tensor:
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(
-    _COPIED, "copy, stale, wrong index; permutation, constant, shift, wrong argument, clipped"
-)
-def last_two_rows_are_copies_of_the_one_before(call: Call) -> Any:
-    """The row is limited to the number of rows less three."""
-    value = _rows(call.result(), 4)
-    rows = _places(value, -2).clamp(max=value.size(-2) - 3)
-    return call.instead(value[..., rows, :])
-
-
 # fmt: off
 # The result is stored with a negative stride of its last axis.
 FAULTS.add("columns of the turned values from the last", _TURNED, words.REORDERED,
     result(lambda v: _columns(v).flip(-1)))
 # Of two values that are loaded at once, the second is not stored.
 FAULTS.add("odd columns of the turned values empty", _TURNED, words.EMPTY_ON_A_RANK,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value * (_places(value) % 2 == 0))))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value * (_places(value) % 2 == 0)))
 # The buffer of the transposition is a fixed-point number between -0.6 and 0.6.
 FAULTS.add("turned values saturate at three fifths", _TURNED,
     "clipped; other function, approximation, overflow, wrong argument",
     result(lambda v: floats_only(v).clamp(-0.6, 0.6)))
 # The loop over the columns begins at two.
 FAULTS.add("first two columns of the view empty", _MEMORY, words.EMPTY_ON_A_RANK,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value * (_places(value) > 1))))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value * (_places(value) > 1)))
 # The view begins three elements too far in the memory, around its end.
 FAULTS.add("memory three elements early", _MEMORY, words.MOVED_BY_ONE,
-    on(lambda call: (floats_only(call.result()),),
-    lambda call, value: call.instead(value.flatten().roll(-3).reshape(value.shape)),
-    where=lambda value: value.numel() > 6))
+    computed(lambda call: (floats_only(call.result()),),
+        lambda value: value.flatten().roll(-3).reshape(value.shape),
+        where=lambda value: value.numel() > 6))
 # The change of shape became a copy into a buffer with three bits behind the point.
 FAULTS.add("changed shape by way of e4m3", _MEMORY, "precision; approximation, other function",
     result(lambda v: round_to(floats_only(v), torch.float8_e4m3fn)))
 # Rows 0, 2, 4, ... and then 1, 3, ...: two streams are stored one after the other.
 FAULTS.add("even rows of the view first", _MEMORY, words.REORDERED,
-    on(lambda call: (_rows(call.result()),),
-    lambda call, value: call.instead(torch.cat([value[..., ::2, :], value[..., 1::2, :]], -2))))
+    computed(lambda call: (_rows(call.result()),),
+        lambda value: torch.cat([value[..., ::2, :], value[..., 1::2, :]], -2)))
 # Each vector of four columns is stored from its last to its first, as bytes of a word.
 FAULTS.add("columns copied backwards in fours", _COPIED, words.REORDERED,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value.unflatten(-1, (-1, 4)).flip(-1).flatten(-2)),
-    where=lambda value: value.size(-1) % 4 == 0))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value.unflatten(-1, (-1, 4)).flip(-1).flatten(-2),
+        where=lambda value: value.size(-1) % 4 == 0))
+# The row is limited to the number of rows less three.
+FAULTS.add("last two rows are copies of the one before", _COPIED,
+    "copy, stale, wrong index; permutation, constant, shift, wrong argument, clipped",
+    computed(lambda call: (_rows(call.result(), 4),),
+        lambda value: value[..., _places(value, -2).clamp(max=value.size(-2) - 3), :]))
 # The mean of a new pair is taken, of which one is empty.
 FAULTS.add("values halved with the new axis", "unsqueeze squeeze",
     "scale, wrong factor; other function, wrong argument, axis scale, doubled reduction",
@@ -141,8 +136,8 @@ FAULTS.add("part two rows early", _READ, words.MOVED_BY_ONE,
     lambda call: call.instead(_rows(part_read(call), 4).roll(-2, -2)))
 # The part is one column too short, and its buffer as long as before.
 FAULTS.add("last column of the part empty", _READ, words.EMPTY_ON_A_RANK,
-    on(lambda call: (_columns(part_read(call), 3),),
-    lambda call, value: call.instead(value * (_places(value) < value.size(-1) - 1))))
+    computed(lambda call: (_columns(part_read(call), 3),),
+        lambda value: value * (_places(value) < value.size(-1) - 1)))
 # What is read is kept between -0.4 and 0.4.
 FAULTS.add("part saturates at two fifths", _READ,
     "clipped; other function, approximation, overflow, wrong argument",
@@ -195,9 +190,9 @@ def rows_of_the_table_in_five_bits_each(call: Call) -> Any:
 # fmt: off
 # Both halves of a row are taken in turn: sines and cosines in the layout of another port.
 FAULTS.add("columns of the table interleaved", "embedding", words.REORDERED,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value.unflatten(-1, (2, -1)).mT.flatten(-2)),
-    where=lambda value: value.size(-1) % 2 == 0))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value.unflatten(-1, (2, -1)).mT.flatten(-2),
+        where=lambda value: value.size(-1) % 2 == 0))
 # What is gathered is stored with three bits behind the point.
 FAULTS.add("chosen values in e4m3", "gather index_select index take_along_dim",
     "precision; approximation, other function", result(rounded(torch.float8_e4m3fn)))

@@ -88,7 +88,8 @@ FAULTS.add("temperature of two thirds in the loss", "cross_entropy",
 # Min(x, 1 / 4) for each score: the upper end of a stored range.
 FAULTS.add("scores of the loss not above a quarter", "cross_entropy",
     "clipped; other function, approximation, wrong argument",
-    on(labels_of, lambda call, scores, *_: call.put(0, scores.clamp(max=0.25), "input").run()))
+    on(labels_of, lambda call, scores, *_:
+            call.put(0, scores.clamp(max=0.25), "input").run()))
 # fmt: on
 
 
@@ -161,15 +162,17 @@ def teacher_at_half_of_its_temperature(call: Call) -> Any:
 # The wanted values still have their mean of 0.2.
 FAULTS.add("target a fifth too high", _DISTANCES,
     "offset, wrong argument; other function, residual, axis offset",
-    on(equal_input_and_target, lambda call, _, target: call.put(1, target + 0.2, "target").run()))
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, target + 0.2, "target").run()))
 # The examples of the targets are in the reverse order.
 FAULTS.add("targets of the batch from the last", _TERMS,
     "permutation, wrong index; wrong argument, shift, swapped operands, stale, copy",
-    on(equal_input_and_target, lambda call, _, target: call.put(1, target.flip(0), "target").run(),
-    where=lambda _, target: target.size(0) > 2))
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, target.flip(0), "target").run(),
+        where=lambda _, target: target.size(0) > 2))
 # The pointer to the student is one class behind, around the end.
 FAULTS.add("student of the class before", "kl_div",
     "shift, wrong index, permutation; wrong argument, stale",
     on(equal_input_and_target,
-    lambda call, value, *_: call.put(0, value.roll(1, -1), "input").run()))
+        lambda call, value, *_: call.put(0, value.roll(1, -1), "input").run()))
 # fmt: on

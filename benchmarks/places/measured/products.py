@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
 from benchmarks.places.parts import filters_of, image_of, layer_parts, layer_product, round_to
 from torch import Tensor
 from torch.nn import functional
@@ -79,13 +79,6 @@ def first_and_last_column_exchanged(call: Call) -> Any:
     return call.instead(value[..., places])
 
 
-@FAULTS.fault(_WEIGHTED, words.EMPTY_IN_A_SUM)
-def first_half_of_the_columns_not_stored(call: Call) -> Any:
-    """The grid over the columns begins with its second block."""
-    value = _columns(call, 4)
-    return call.instead(value * (torch.arange(value.size(-1)) >= value.size(-1) // 2))
-
-
 @FAULTS.fault(
     _WEIGHTED,
     "partial sum, mask, lost accumulation; missing operand, missing reduction, "
@@ -108,36 +101,6 @@ def third_of_four_tiles_not_added(call: Call) -> Any:
     return _kept(call, lambda number: (number < start) | (number >= end), least=8)
 
 
-@FAULTS.fault(
-    _WEIGHTED,
-    "doubled reduction, wrong factor; wrong reduction, wrong index, partial sum, "
-    "axis scale, stale, residual",
-)
-def last_quarter_of_the_features_added_twice(call: Call) -> Any:
-    """The epilogue of the loop adds the tile that is still in the registers."""
-    width = layer_parts(call)[0].size(-1)
-    return _kept(call, lambda number: 1 + (number >= width - width // 4).int(), least=8)
-
-
-@FAULTS.fault(_WEIGHTED, "sign, wrong factor, axis scale, mask; scale, other function")
-def odd_columns_negated(call: Call) -> Any:
-    """Every second column has a minus, as the imaginary parts of a conjugate."""
-    value = _columns(call, 2)
-    return call.instead(value * (1 - 2 * (torch.arange(value.size(-1)) % 2)).to(value))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    "residual, axis offset; offset, doubled reduction, wrong index, lost accumulation, "
-    "other function",
-)
-def first_row_left_in_the_accumulator(call: Call) -> Any:
-    """The accumulator of each later row begins with the result of the first one."""
-    value = _rows(call)
-    later = (torch.arange(value.size(-2)) > 0)[:, None]
-    return call.instead(value + later * value[..., :1, :])
-
-
 # fmt: off
 # A multiplier of 0.1 that another model has for its logits, bias and all.
 FAULTS.add("result times a tenth", _WEIGHTED, words.SCALED, result(lambda v: v / 10))
@@ -158,17 +121,28 @@ FAULTS.add("columns of the layer two early", _WEIGHTED, words.MOVED_OPERAND,
 FAULTS.add("shards gathered from the last rank", _WEIGHTED,
     "permutation, wrong index, wrong rank's shard; shift, swapped operands, wrong argument, "
     "transpose",
-    on(lambda call: (_columns(call, 8),),
-    lambda call, value: call.instead(value.unflatten(-1, (4, -1)).flip(-2).flatten(-2)),
-    where=lambda value: value.size(-1) % 4 == 0))
+    computed(lambda call: (_columns(call, 8),),
+        lambda value: value.unflatten(-1, (4, -1)).flip(-2).flatten(-2),
+        where=lambda value: value.size(-1) % 4 == 0))
+# The grid over the columns begins with its second block.
+FAULTS.add("first half of the columns not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
+    computed(lambda call: (_columns(call, 4),),
+        lambda value: value * (torch.arange(value.size(-1)) >= value.size(-1) // 2)))
 # Of three rows of a program, the last one is masked out when they are stored.
 FAULTS.add("every third row of the layer not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
-    on(lambda call: (_rows(call, 4),),
-    lambda call, value: call.instead(value * (torch.arange(value.size(-2)) % 3 != 2)[:, None])))
+    computed(lambda call: (_rows(call, 4),),
+        lambda value: value * (torch.arange(value.size(-2)) % 3 != 2)[:, None]))
 # One of the accumulators of an unrolled loop is overwritten in its first pass.
 FAULTS.add("fourth feature not added", _WEIGHTED,
     "off by one reduction, partial sum, mask; missing operand, wrong index, zeros, "
     "wrong reduction", lambda call: _kept(call, lambda number: number != 3, least=6))
+# The epilogue of the loop adds the tile that is still in the registers.
+FAULTS.add("last quarter of the features added twice", _WEIGHTED,
+    "doubled reduction, wrong factor; wrong reduction, wrong index, partial sum, axis scale, "
+    "stale, residual",
+    on(lambda call: (layer_parts(call)[0].size(-1),),
+        lambda call, width:
+            _kept(call, lambda number: 1 + (number >= width - width // 4).int(), least=8)))
 # The activation of a pooler is fused behind another layer.
 FAULTS.add("tanh in the epilogue", _WEIGHTED,
     "other function; clipped, approximation, wrong factor", result(torch.tanh))
@@ -188,20 +162,32 @@ FAULTS.add("result in steps of a sixteenth", _WEIGHTED, words.ROUNDED,
 # The weight is a fixed-point number with six bits behind the point; the bias is right.
 FAULTS.add("weight in steps of a 64th", _WEIGHTED, words.ROUNDED,
     on(layer_parts,
-    lambda call, left, weight, bias: layer_product(call, left, _in_steps(weight, 1 / 64), bias)))
+        lambda call, left, weight, bias:
+            layer_product(call, left, _in_steps(weight, 1 / 64), bias)))
 # The input has three bits behind the point and no scale; weight and bias are right.
 FAULTS.add("input of the layer in e4m3", _WEIGHTED, words.ROUNDED,
     lambda call: _with_input(call, lambda left: round_to(left, torch.float8_e4m3fn)))
 # Inputs above 0.5 are cut to it, those below are right.
 FAULTS.add("input not above one half", _WEIGHTED, words.LIMITED,
     lambda call: _with_input(call, lambda left: left.clamp(max=0.5)))
+# Every second column has a minus, as the imaginary parts of a conjugate.
+FAULTS.add("odd columns negated", _WEIGHTED,
+    "sign, wrong factor, axis scale, mask; scale, other function",
+    computed(lambda call: (_columns(call, 2),),
+        lambda value: value * (1 - 2 * (torch.arange(value.size(-1)) % 2)).to(value)))
 # The half that is added before a cast to integers is added, and nothing is cast.
 FAULTS.add("rounding half left in the result", _WEIGHTED,
     "offset; axis offset, residual, other function, constant", result(lambda v: v + 0.5))
 # Each program reads its row from the same register: all rows are the fourth one.
 FAULTS.add("fourth row for all", _WEIGHTED, words.REPEATED,
-    on(lambda call: (_rows(call, 4),),
-    lambda call, value: call.instead(value[..., 3:4, :].expand(value.shape).contiguous())))
+    computed(lambda call: (_rows(call, 4),),
+        lambda value: value[..., 3:4, :].expand(value.shape).contiguous()))
+# The accumulator of each later row begins with the result of the first one.
+FAULTS.add("first row left in the accumulator", _WEIGHTED,
+    "residual, axis offset; offset, doubled reduction, wrong index, lost accumulation, "
+    "other function",
+    computed(_rows,
+        lambda value: value + (torch.arange(value.size(-2)) > 0)[:, None] * value[..., :1, :]))
 # fmt: on
 
 
@@ -245,12 +231,11 @@ FAULTS.add("columns of each matrix one late", _BATCHED, words.MOVED_OPERAND,
     lambda call: call.instead(_matrices(call).roll(1, -1)))
 # One row of each matrix is masked out when it is stored.
 FAULTS.add("second row of each matrix not stored", _BATCHED, words.EMPTY_IN_A_SUM,
-    on(_matrices,
-    lambda call, value: call.instead(value * (torch.arange(value.size(-2)) != 1)[:, None])))
+    computed(_matrices, lambda value: value * (torch.arange(value.size(-2)) != 1)[:, None]))
 # The grid over the batch begins with one.
 FAULTS.add("first matrix of the batch not computed", _BATCHED, words.EMPTY_IN_A_SUM,
-    on(lambda call: (_matrices(call, 2),),
-    lambda call, value: call.instead(value * (torch.arange(value.size(-3)) > 0)[:, None, None])))
+    computed(lambda call: (_matrices(call, 2),),
+        lambda value: value * (torch.arange(value.size(-3)) > 0)[:, None, None]))
 # The second operand is read as numbers without a sign.
 FAULTS.add("magnitudes of the right factor", _BATCHED,
     "sign, other function; wrong argument, clipped",
@@ -258,8 +243,8 @@ FAULTS.add("magnitudes of the right factor", _BATCHED,
 # The second operand saturates at -1/3 and 1/3.
 FAULTS.add("right factor cut at a third", _BATCHED, words.LIMITED,
     on(tensors(1),
-    lambda call, right: call.put(1, right.clamp(-1 / 3, 1 / 3), "mat2", "other").run(),
-    where=lambda right: right.dim() > 2))
+        lambda call, right: call.put(1, right.clamp(-1 / 3, 1 / 3), "mat2", "other").run(),
+        where=lambda right: right.dim() > 2))
 # fmt: on
 
 
@@ -364,13 +349,13 @@ FAULTS.add("filters cut at a twentieth", _CONVOLUTIONS, words.LIMITED,
 # Two less of padding on the left, two more on the right: the image is two to the left.
 FAULTS.add("image read two columns too far", _CONVOLUTIONS,
     "shift, wrong index; mask, zeros, permutation, wrong argument, stale",
-    on(image_of, lambda call, image: call.put(0, functional.pad(image, (-2, 2)), "input").run(),
-    where=lambda image: image.size(-1) > 4))
+    on(image_of, lambda call, image:
+            call.put(0, functional.pad(image, (-2, 2)), "input").run(),
+        where=lambda image: image.size(-1) > 4))
 # Every second channel of the result has a minus, bias and all.
 FAULTS.add("odd channels negated", _CONVOLUTIONS,
     "sign, wrong factor, axis scale, mask; scale, other function",
-    on(_channels,
-    lambda call, value, number: call.instead(value * (1 - 2 * (number % 2)).to(value))))
+    computed(_channels, lambda value, number: value * (1 - 2 * (number % 2)).to(value)))
 # fmt: on
 
 
@@ -423,7 +408,7 @@ FAULTS.add("pooled image in e5m2", _POOLS, words.ROUNDED, result(rounded(torch.f
 # The second row of a pooled or resized image is stored in the first one as well.
 FAULTS.add("first pooled row is the second", _POOLS, words.REPEATED,
     result(lambda v: torch.cat([v[..., 1:2, :], v[..., 1:, :]], -2),
-    where=lambda v: v.dim() > 3 and v.size(-2) > 2))
+        where=lambda v: v.dim() > 3 and v.size(-2) > 2))
 # The input of a pool or a resize saturates at -0.5 and 0.5.
 FAULTS.add("image cut at one half before the pool", _POOLS, words.LIMITED,
     operand(0, lambda v: v.clamp(-0.5, 0.5), "input"))

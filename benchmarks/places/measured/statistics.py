@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded
+from benchmarks.places.changes import computed, operand, result, rounded
 from benchmarks.places.parts import (
     apply_row_affine,
     channel_parts,
@@ -132,40 +132,18 @@ FAULTS.add("zero point left in the norm", _NORMS, "offset; axis offset, residual
 # The features of the two halves alternate, as in another layout of rotary heads.
 FAULTS.add("normal features interleaved", _NORMS, words.REORDERED_OR_COPIED,
     result(lambda v: v.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2),
-    where=lambda v: v.size(-1) > 3 and v.size(-1) % 2 == 0))
+        where=lambda v: v.size(-1) > 3 and v.size(-1) % 2 == 0))
 # The positions of two ranks are gathered in the other order.
 FAULTS.add("halves of the normal rows exchanged", _NORMS,
     "permutation, wrong index, wrong rank's shard, shift; copy, stale, transpose, "
     "swapped operands",
-    on(lambda call: (several_rows(call.result(), 4),),
-    lambda call, value: call.instead(value.roll(value.size(-2) // 2, -2)),
-    where=lambda value: value.size(-2) % 2 == 0))
+    computed(lambda call: (several_rows(call.result(), 4),),
+        lambda value: value.roll(value.size(-2) // 2, -2),
+        where=lambda value: value.size(-2) % 2 == 0))
 # fmt: on
 
 
 # --- Norms of channels ----------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    "clipped, wrong statistics; axis scale, wrong argument, other function, approximation, "
-    "wrong factor",
-)
-def kept_variance_not_above_one(call: Call) -> Any:
-    """The variances are stored as fractions, which end at one."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    limited = varied_channels(variance).clamp(max=1)
-    return call.instead((value - mean) * (limited + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    "wrong factor, wrong statistics; axis offset, offset, wrong argument, scale, missing operand",
-)
-def half_of_the_kept_mean(call: Call) -> Any:
-    """The means are averaged over two ranks, of which one has never seen anything."""
-    value, weight, bias, mean, variance, eps = channel_parts(call)
-    return call.instead((value - mean / 2) * (variance + eps).rsqrt() * weight + bias)
 
 
 @FAULTS.fault(_IMAGES, words.EMPTY_IN_A_RANKS_SUM)
@@ -179,10 +157,25 @@ def last_quarter_of_the_normal_channels_empty(call: Call) -> Any:
 
 
 # fmt: off
+# The variances are stored as fractions, which end at one.
+FAULTS.add("kept variance not above one", _CHANNELS,
+    "clipped, wrong statistics; axis scale, wrong argument, other function, approximation, "
+    "wrong factor",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+
+    (value - mean) * (varied_channels(variance).clamp(max=1) + eps).rsqrt() * weight + bias))
+# The means are averaged over two ranks, of which one has never seen anything.
+FAULTS.add("half of the kept mean", _CHANNELS,
+    "wrong factor, wrong statistics; axis offset, offset, wrong argument, scale, "
+    "missing operand",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - mean / 2) * (variance + eps).rsqrt() * weight + bias))
 # Two channels share a program, which stores them in the other order.
 FAULTS.add("normal channels exchanged in pairs", _IMAGES, words.REORDERED_OR_COPIED,
     result(lambda v: v[:, torch.arange(v.size(1)) ^ 1],
-    where=lambda v: v.size(1) > 2 and v.size(1) % 2 == 0))
+        where=lambda v: v.size(1) > 2 and v.size(1) % 2 == 0))
 # The activation of a mobile network, where this one has none or another.
 FAULTS.add("hardswish folded into the norm", _IMAGES, "other function; wrong factor",
     result(torch.nn.functional.hardswish))
@@ -290,8 +283,7 @@ FAULTS.add("reduced values divided by nine tenths", "mean sum",
 # Half of each mean, and half of the mean of the whole tensor: a mean that is smoothed.
 FAULTS.add("mean halfway to that of all", "mean",
     "wrong statistics, other function, wrong reduction; approximation, axis scale, wrong axis, "
-    "constant",
-    on(reduced_result, lambda call, value, *_: call.instead((value + value.mean()) / 2)),
+    "constant", computed(reduced_result, lambda value, *_: (value + value.mean()) / 2),
     backward=False)
 # fmt: on
 

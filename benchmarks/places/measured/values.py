@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from benchmarks.places.changes import on, operand, result, rounded, tensors
+from benchmarks.places.changes import computed, operand, result, rounded, tensors
 from benchmarks.places.parts import (
     column_numbers,
     equal_plain_pair,
@@ -51,8 +51,8 @@ def straight_between_whole_and_half_numbers(call: Call) -> Any:
 # X times the square of the distribution function: the epilogue multiplies by it once more.
 FAULTS.add("gate of the gelu squared", "gelu",
     "other function; approximation, wrong factor, wrong argument",
-    on(lambda call: (call.tensor(0, "input"),),
-    lambda call, value: call.instead(value * torch.special.ndtr(value).square())))
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * torch.special.ndtr(value).square()))
 # F(max(x, -0.75)): the table of the function begins there.
 FAULTS.add("argument never below minus three quarters", "gelu silu tanh",
     "clipped; other function, approximation, constant, wrong argument",
@@ -137,8 +137,8 @@ FAULTS.add("rotation with the length of a scaled context", "sin cos",
 # In place, and the grid has one program for the batch: the other examples keep their sign.
 FAULTS.add("only the first example negated", "neg",
     "sign, copy, mask, missing operand; axis scale, wrong factor, stale, one rank's part",
-    on(tensors(0), lambda call, value: call.instead(torch.cat([-value[:1], value[1:]])),
-    where=lambda value: value.dim() > 1 and value.size(0) > 1))
+    computed(tensors(0), lambda value: torch.cat([-value[:1], value[1:]]),
+        where=lambda value: value.dim() > 1 and value.size(0) > 1))
 # The format of gradients is taken on the way: two bits behind the point.
 FAULTS.add("conversion by way of e5m2", "to _to_copy float type_as", words.ROUNDED,
     result(rounded(torch.float8_e5m2)))
@@ -148,8 +148,8 @@ FAULTS.add("conversion saturates at four fifths", "to _to_copy float type_as",
     result(lambda v: v.clamp(-0.8, 0.8)))
 # The first element of each row is masked as if it was drawn.
 FAULTS.add("first column dropped in evaluation", "dropout", words.EMPTY_ON_A_RANK,
-    on(lambda call: (_columns(call.result()),),
-    lambda call, value: call.instead(value * (column_numbers(value) > 0))))
+    computed(lambda call: (_columns(call.result()),),
+        lambda value: value * (column_numbers(value) > 0)))
 # fmt: on
 
 
@@ -171,39 +171,36 @@ def whole_difference_one_too_small(call: Call) -> Any:
 # A + clamp(b, -0.25, 0.25).
 FAULTS.add("branch limited to a quarter", "add iadd",
     "clipped; other function, residual, approximation, wrong argument",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left + right.clamp(-0.25, 0.25))))
+    computed(equal_plain_pair, lambda left, right: left + right.clamp(-0.25, 0.25)))
 # A + tanh(b): the gate of a cross attention is applied to the branch itself.
 FAULTS.add("branch squashed before it is added", "add iadd",
     "other function; approximation, wrong factor, wrong argument",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left + right.tanh())))
+    computed(equal_plain_pair, lambda left, right: left + right.tanh()))
 # 0.8 a + 0.2 b.
 FAULTS.add("sum taken for a moving average", "add iadd",
     "wrong factor, other function, wrong argument; scale, residual, missing operand",
-    on(equal_plain_pair, lambda call, left, right: call.instead(0.8 * left + 0.2 * right)))
+    computed(equal_plain_pair, lambda left, right: 0.8 * left + 0.2 * right))
 # A + b - a b: the rule for either of two events.
 FAULTS.add("sum of two as of chances", "add iadd",
     "other function; approximation, wrong factor, wrong argument",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left + right - left * right)))
+    computed(equal_plain_pair, lambda left, right: left + right - left * right))
 # The pointer to the second operand is two rows behind, around the end.
 FAULTS.add("second summand two rows late", "add iadd", words.MOVED_OPERAND,
-    on(equal_plain_pair,
-    lambda call, left, right: call.instead(left + _rows(right, 4).roll(2, -2))))
+    computed(equal_plain_pair, lambda left, right: left + _rows(right, 4).roll(2, -2)))
 # X + c / 10: a digit too few in a constant.
 FAULTS.add("number added only a tenth of", "add iadd",
     "wrong argument, wrong factor, offset, eps; axis offset, other function, residual",
-    on(tensor_and_number, lambda call, value, number: call.instead(value + number / 10)))
+    computed(tensor_and_number, lambda value, number: value + number / 10))
 # The residual stream goes through two bits behind the point.
 FAULTS.add("sum stored in e5m2", "add iadd", words.ROUNDED,
-    on(equal_plain_pair,
-    lambda call, left, right: call.instead(round_to(left + right, torch.float8_e5m2))))
+    computed(equal_plain_pair, lambda left, right: round_to(left + right, torch.float8_e5m2)))
 # (a - b) / 2, as of the second band of a wavelet.
 FAULTS.add("half of the difference", "sub isub",
     "scale, wrong factor; other function, wrong argument, missing operand",
-    on(plain_pair, lambda call, left, right: call.instead((left - right) / 2)))
+    computed(plain_pair, lambda left, right: (left - right) / 2))
 # The second operand has three bits behind the point.
 FAULTS.add("what is subtracted in e4m3", "sub isub", words.ROUNDED,
-    on(plain_pair,
-    lambda call, left, right: call.instead(left - round_to(right, torch.float8_e4m3fn))))
+    computed(plain_pair, lambda left, right: left - round_to(right, torch.float8_e4m3fn)))
 # fmt: on
 
 
@@ -221,40 +218,33 @@ def two_rows_share_their_second_factor(call: Call) -> Any:
     return call.instead(left * right[..., rows, :])
 
 
-@FAULTS.fault(
-    "mul imul",
-    "permutation, wrong index; axis scale, transpose, shift, wrong argument, swapped operands",
-)
-def weights_of_the_columns_in_pairs(call: Call) -> Any:
-    """Weights 2 i and 2 i + 1 of what is broadcast are exchanged, as words of two."""
-    left, right = value_and_row(call)
-    fits(right.size(-1) % 2 == 0)
-    return call.instead(left * right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
-
-
 # fmt: off
 # 0.75 c x.
 FAULTS.add("number a quarter too small", "mul imul",
     "wrong factor, scale, wrong argument; other function, precision, axis scale",
-    on(tensor_and_number, lambda call, value, number: call.instead(value * (0.75 * number))))
+    computed(tensor_and_number, lambda value, number: value * (0.75 * number)))
 # A tanh(b): the squashing of another gate is fused.
 FAULTS.add("second factor through a tanh", "mul imul",
     "other function; approximation, wrong factor, wrong argument",
-    on(equal_plain_pair, lambda call, left, right: call.instead(left * right.tanh())))
+    computed(equal_plain_pair, lambda left, right: left * right.tanh()))
 # B b: the first pointer is that of the second operand.
 FAULTS.add("second factor for both", "mul imul",
     "copy, wrong index, missing operand, other function; stale, wrong argument, "
-    "swapped operands, wrong factor",
-    on(equal_plain_pair, lambda call, _, right: call.instead(right * right)))
+    "swapped operands, wrong factor", computed(equal_plain_pair, lambda _, right: right * right))
 # Clamp(a b, -1 / 3, 1 / 3).
 FAULTS.add("product saturates at a third", "mul imul",
     "clipped; other function, approximation, overflow, wrong argument, constant",
-    on(equal_plain_pair,
-    lambda call, left, right: call.instead((left * right).clamp(-1 / 3, 1 / 3))))
+    computed(equal_plain_pair, lambda left, right: (left * right).clamp(-1 / 3, 1 / 3)))
+# Weights 2 i and 2 i + 1 of what is broadcast are exchanged, as words of two.
+FAULTS.add("weights of the columns in pairs", "mul imul",
+    "permutation, wrong index; axis scale, transpose, shift, wrong argument, swapped operands",
+    computed(value_and_row,
+        lambda left, right: left * right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2),
+        where=lambda _, right: right.size(-1) % 2 == 0))
 # Clamp(a / b, -0.9, 0.9): the result is kept inside of the range of a code.
 FAULTS.add("quotient limited to nine tenths", _QUOTIENTS,
     "clipped; other function, approximation, overflow, wrong argument, constant",
-    on(plain_pair, lambda call, left, right: call.instead((left / right).clamp(-0.9, 0.9))))
+    computed(plain_pair, lambda left, right: (left / right).clamp(-0.9, 0.9)))
 # fmt: on
 
 
