@@ -23,7 +23,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels import opinfo, truth
-from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
+from benchmarks.kernels.rows import add_row, forked, half, share_out, usable_server
+from benchmarks.lab.journals import read_rows
 
 from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge

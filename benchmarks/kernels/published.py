@@ -28,7 +28,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels.answers import asked_of_both, is_wrong, loaded, made
-from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
+from benchmarks.kernels.rows import add_row, forked, half, share_out, usable_server
+from benchmarks.lab.journals import read_rows
 
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.judge import KernelJudge

@@ -22,13 +22,6 @@ def half(name):
     return "tuned" if hashlib.sha256(name.encode()).digest()[0] % 2 == 0 else "measured"
 
 
-def read_rows(path):
-    """The rows of a file; none if there is no such file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
-
-
 def add_row(path, row):
     """Append a row, with one write: other processes append, too."""
     with path.open("ab", buffering=0) as out:

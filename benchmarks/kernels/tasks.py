@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels.published import shrunk
-from benchmarks.kernels.rows import add_row, forked, half, read_rows
+from benchmarks.kernels.rows import add_row, forked, half
+from benchmarks.lab.journals import read_rows
 
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.execution.observation import input_tensors

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from benchmarks.places.words import split
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 # Other spellings of the same operator with the same leading arguments.
 _SAME = {
@@ -160,27 +159,49 @@ class Fault:
     backward: bool | None = None
 
 
-class Catalogue(dict[str, Fault]):
-    """Faults by name."""
+Wrong = Callable[[Call], Any]
+Decorator = Callable[[Wrong], Wrong]
 
-    def fault(
+
+class Catalogue(dict[str, Fault]):
+    """Faults by name; those of a catalogue with `backward` are all in backward graphs, or none."""
+
+    def __init__(self, *, backward: bool | None = None) -> None:
+        super().__init__()
+        self.is_backward = backward
+
+    def add(
         self,
+        name: str,
         operators: str,
+        words: str,
+        wrong: Callable[[Call], Any],
         *,
-        kinds: Iterable[str] = (),
-        loose: Iterable[str] = (),
         backward: bool | None = None,
-    ) -> Callable[[Callable[[Call], Any]], Callable[[Call], Any]]:
+    ) -> None:
+        """Add a fault of some operators, separated by blanks; its words are as in `words.py`."""
+        kinds, loose = split(words)
+        where = frozenset(operators.split())
+        backward = self.is_backward if backward is None else backward
+        self[name] = Fault(name, where, wrong, kinds or frozenset(), loose, backward)
+
+    def fault(self, operators: str, words: str, *, backward: bool | None = None) -> Decorator:
         """Add the decorated function, which computes the wrong result of a call."""
 
-        def add(wrong: Callable[[Call], Any]) -> Callable[[Call], Any]:
+        def add(wrong: Wrong) -> Wrong:
             name = wrong.__name__.replace("_", " ")
-            where = frozenset(operators.split())
-            kind, less = frozenset(kinds), frozenset(loose)
-            self[name] = Fault(name, where, wrong, kind, less, backward)
+            self.add(name, operators, words, wrong, backward=backward)
             return wrong
 
         return add
+
+    def forward(self, operators: str, words: str) -> Decorator:
+        """A fault of forward graphs only."""
+        return self.fault(operators, words, backward=False)
+
+    def backward(self, operators: str, words: str) -> Decorator:
+        """A fault of backward graphs only."""
+        return self.fault(operators, words, backward=True)
 
 
 def try_fault(fault: Fault, call: Call, *, backward: bool) -> Any:
@@ -266,11 +287,10 @@ class Edit:
 
 def edit(
     *changes: tuple[str, str],
-    kinds: Iterable[str] | None = (),
-    loose: Iterable[str] = (),
+    words: str | None = "",
     operators: str = "",
     constant: float | None = None,
 ) -> Edit:
-    """An edit, with its words as they are written."""
-    named = None if kinds is None else frozenset(kinds)
-    return Edit(changes, named, frozenset(loose), frozenset(operators.split()), constant)
+    """An edit, with its words as they are written; None if they depend on the place."""
+    kinds, loose = split(words)
+    return Edit(changes, kinds, loose, frozenset(operators.split()), constant)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import collections
-import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.lab.figures import Figure, line
+from benchmarks.lab.journals import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,9 +23,7 @@ Row = dict[str, Any]
 
 def read(path: Path) -> list[Row]:
     """The rows of a journal; of a fault that was tried twice, the last."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+    rows = read_rows(path)
     keys = ("half", "what", "model", "source", "number")
     return list({tuple(row[key] for key in keys): row for row in rows}.values())
 

@@ -219,7 +219,7 @@ def _told(origin: Origin) -> dict[str, str]:
 
 
 # Only a candidate with a fault runs code of these files, and only where the fault is.
-_CODE_OF_FAULTS = {"calls.py", "kernels_of_a_stranger.py"} | {
+_CODE_OF_FAULTS = {"calls.py", "changes.py", "parts.py", "kernels_of_a_stranger.py"} | {
     path.name for half in HALVES for path in Path(__file__).parent.glob(f"{half}/*.py")
 }
 

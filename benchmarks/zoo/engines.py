@@ -25,6 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
 import torch
+from benchmarks.lab.journals import read_rows
 
 import paritas
 from quality import test_engines
@@ -206,8 +207,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = asked.out.read_text().split("\n") if asked.out.exists() else []
-    known = [json.loads(line) for line in lines if line]
+    known = read_rows(asked.out)
     if asked.what == "summary":
         summary(known)
         return

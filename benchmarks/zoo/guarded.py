@@ -24,6 +24,7 @@ import tomllib
 from pathlib import Path
 
 import torch
+from benchmarks.lab.journals import read_rows
 from benchmarks.zoo import truth
 from benchmarks.zoo.child import build
 from benchmarks.zoo.run import _ALARMS, half, import_once, run_all
@@ -183,9 +184,7 @@ def main():
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", type=Path, help="where to write the table")
     asked = parser.parse_args()
-    rows = []
-    if asked.out.exists():
-        rows = [json.loads(line) for line in asked.out.read_text().split("\n") if line]
+    rows = read_rows(asked.out)
     if not asked.summary:
         import_once()
         known = {key(row) for row in rows}

@@ -21,6 +21,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import torch
+from benchmarks.lab.journals import read_rows
 from benchmarks.zoo import invariants_truth
 from benchmarks.zoo.run import half
 
@@ -132,11 +133,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing after this time")
     parser.add_argument("--summary", action="store_true")
     asked = parser.parse_args()
-    known = (
-        [json.loads(line) for line in asked.out.read_text().split("\n") if line]
-        if asked.out.exists()
-        else []
-    )
+    known = read_rows(asked.out)
     if asked.summary:
         summary(known)
         return

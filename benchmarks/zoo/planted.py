@@ -22,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.lab.journals import read_rows
 from benchmarks.zoo.run import _ALARMS, _LISTS, half, import_once, targets
 
 _SOURCES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision", "zoo": "others"}
@@ -200,9 +201,7 @@ def main():
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", type=Path, help="write the figures of the summary to this file")
     asked = parser.parse_args()
-    rows = []
-    if asked.out.exists():
-        rows = [json.loads(line) for line in asked.out.read_text().split("\n") if line]
+    rows = read_rows(asked.out)
     if asked.json:
         asked.json.write_text(json.dumps(summary(rows), indent=1) + "\n")
     if asked.summary or asked.json:

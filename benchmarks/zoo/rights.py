@@ -24,6 +24,7 @@ import traceback
 from pathlib import Path
 
 import torch
+from benchmarks.lab.journals import read_rows
 from benchmarks.zoo import truth, ways
 from benchmarks.zoo.child import _DTYPES, build
 from benchmarks.zoo.planted import _digest
@@ -182,9 +183,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--summary", action="store_true")
     asked = parser.parse_args()
-    rows = []
-    if asked.out.exists():
-        rows = [json.loads(line) for line in asked.out.read_text().split("\n") if line]
+    rows = read_rows(asked.out)
     if asked.summary:
         show(rows)
         return

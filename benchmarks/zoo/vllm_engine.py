@@ -20,6 +20,7 @@ import time
 import warnings
 from pathlib import Path
 
+from benchmarks.lab.journals import read_rows
 from benchmarks.zoo import engines  # it also makes `quality` importable
 
 import paritas
@@ -66,8 +67,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = asked.out.read_text().split("\n") if asked.out.exists() else []
-    known = [json.loads(line) for line in lines if line]
+    known = read_rows(asked.out)
     if asked.what == "summary":
         engines.summary(known)
         return

@@ -7,33 +7,15 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, longer, on, operand, result
 from torch import Tensor
 from torch.nn import functional
 
 FAULTS = Catalogue()
 
 
-@FAULTS.fault("softmax log_softmax", kinds=["wrong axis", "wrong argument"])
-def softmax_over_the_axis_before(call: Call) -> Any:
-    """The last but one axis."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
-    fits(value.dim() >= 2)
-    return call.put(1, (dim % value.dim()) - 1, "dim").run()
-
-
 @FAULTS.fault(
-    "scaled_dot_product_attention flash_attention",
-    kinds=["scale", "wrong factor", "wrong argument"],
-)
-def attention_not_scaled(call: Call) -> Any:
-    """The factor of the scores is 1."""
-    return _attention(call, scale=1.0)
-
-
-@FAULTS.fault(
-    "scaled_dot_product_attention flash_attention masked_fill where",
-    kinds=["mask"],
-    loose=["shift", "wrong index"],
+    "scaled_dot_product_attention flash_attention masked_fill where", "mask; shift, wrong index"
 )
 def mask_off_by_one(call: Call) -> Any:
     """The mask is moved by one position."""
@@ -94,7 +76,7 @@ def _attend(call: Call, *, columns: slice | None = None, unmasked: bool = False)
     return call.instead(scores.softmax(-1) @ value)
 
 
-@FAULTS.fault("scaled_dot_product_attention flash_attention", kinds=["mask"])
+@FAULTS.fault("scaled_dot_product_attention flash_attention", "mask")
 def tokens_do_not_see_themselves(call: Call) -> Any:
     """The causal mask begins one position too early."""
     query = call.tensor(0, "query")
@@ -108,27 +90,7 @@ def tokens_do_not_see_themselves(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ call.tensor(2))
 
 
-@FAULTS.fault(
-    "scaled_dot_product_attention flash_attention",
-    kinds=["mask", "missing operand", "wrong argument"],
-)
-def padding_is_attended_to(call: Call) -> Any:
-    """The mask is not applied."""
-    return _attend(call, unmasked=True)
-
-
-@FAULTS.fault(
-    "scaled_dot_product_attention flash_attention",
-    kinds=["partial sum", "off by one reduction", "mask"],
-)
-def last_key_left_out(call: Call) -> Any:
-    """The loop over the keys ends one too early."""
-    return _attend(call, columns=slice(None, -1))
-
-
-@FAULTS.fault(
-    "softmax", kinds=["off by one reduction", "mask", "partial sum"], loose=["wrong reduction"]
-)
+@FAULTS.fault("softmax", "off by one reduction, mask, partial sum; wrong reduction")
 def sum_of_softmax_without_one_column(call: Call) -> Any:
     """The denominator lacks the last exponential."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -137,13 +99,7 @@ def sum_of_softmax_without_one_column(call: Call) -> Any:
     return call.instead(exps / exps.narrow(dim, 0, value.size(dim) - 1).sum(dim, keepdim=True))
 
 
-@FAULTS.fault("tril triu", kinds=["mask", "wrong argument"], loose=["shift"])
-def diagonal_one_off(call: Call) -> Any:
-    """One more diagonal."""
-    return call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run()
-
-
-@FAULTS.fault("le ge lt gt", kinds=["mask", "tie-breaking", "other function"])
+@FAULTS.fault("le ge lt gt", "mask, tie-breaking, other function")
 def comparison_with_or_without_equality(call: Call) -> Any:
     """< instead of <=."""
     other = {"le": "lt", "lt": "le", "ge": "gt", "gt": "ge"}[call.name]
@@ -151,12 +107,30 @@ def comparison_with_or_without_equality(call: Call) -> Any:
     return getattr(torch, other)(*call.args)
 
 
-@FAULTS.fault("masked_fill where", kinds=["mask"], loose=["permutation", "wrong index"])
-def mask_read_from_the_other_end(call: Call) -> Any:
-    """The mask is reversed along its last axis."""
-    place = 0 if call.name == "where" else 1
-    mask = call.args[place]
-    return call.put(place, mask.flip(-1)).run()
+# fmt: off
+# The last but one axis.
+FAULTS.add("softmax over the axis before", "softmax log_softmax", "wrong axis, wrong argument",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.put(1, call.get(1, "dim", default=-1) % value.dim() - 1, "dim").run(),
+        where=lambda value: value.dim() >= 2))
+# The factor of the scores is 1.
+FAULTS.add("attention not scaled", "scaled_dot_product_attention flash_attention",
+    "scale, wrong factor, wrong argument", lambda call: _attention(call, scale=1.0))
+# The mask is not applied.
+FAULTS.add("padding is attended to", "scaled_dot_product_attention flash_attention",
+    "mask, missing operand, wrong argument", lambda call: _attend(call, unmasked=True))
+# The loop over the keys ends one too early.
+FAULTS.add("last key left out", "scaled_dot_product_attention flash_attention",
+    "partial sum, off by one reduction, mask", lambda call: _attend(call, columns=slice(None, -1)))
+# One more diagonal.
+FAULTS.add("diagonal one off", "tril triu", "mask, wrong argument; shift",
+    lambda call: call.put(1, call.get(1, "diagonal", default=0) + 1, "diagonal").run())
+# The mask is reversed along its last axis.
+FAULTS.add("mask read from the other end", "masked_fill where", "mask; permutation, wrong index",
+    on(lambda call: (0 if call.name == "where" else 1,),
+        lambda call, place: call.put(place, call.args[place].flip(-1)).run()))
+# fmt: on
 
 
 # --- Attention kernels ----------------------------------------------------------------------------
@@ -184,37 +158,7 @@ def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores if mask is None else scores + mask
 
 
-@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
-def scaled_by_the_dimension_itself(call: Call) -> Any:
-    """1 / d instead of 1 / sqrt(d)."""
-    return _attention(call, scale=1 / call.tensor(0, "query").shape[-1])
-
-
-@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
-def scaled_by_all_heads(call: Call) -> Any:
-    """1 / sqrt of the width of the model, not of one head."""
-    query = call.tensor(0, "query")
-    fits(query.shape[-3] > 1)
-    return _attention(call, scale=(query.shape[-1] * query.shape[-3]) ** -0.5)
-
-
-@FAULTS.fault(_ATTENTION, kinds=["scale", "wrong factor", "wrong argument"])
-def scaled_twice(call: Call) -> Any:
-    """The query is scaled before a kernel that scales."""
-    query = call.tensor(0, "query")
-    now = call.kwargs.get("scale") or query.shape[-1] ** -0.5
-    return call.put(0, query * now, "query").run()
-
-
-@FAULTS.fault(_ATTENTION, kinds=["other function"], loose=["approximation", "clipped"])
-def scores_capped(call: Call) -> Any:
-    """A softcap of 2 that this model does not have."""
-    scores, value, mask = _scores(call)
-    scores = 2 * torch.tanh(scores / 2)
-    return call.instead(_masked(scores, mask).softmax(-1) @ value)
-
-
-@FAULTS.fault(_ATTENTION, kinds=["mask"], loose=["partial sum", "zeros"])
+@FAULTS.fault(_ATTENTION, "mask; partial sum, zeros")
 def window_of_three_keys(call: Call) -> Any:
     """A sliding window that this layer does not have."""
     scores, value, mask = _scores(call)
@@ -224,7 +168,7 @@ def window_of_three_keys(call: Call) -> Any:
     return call.instead(_masked(scores, mask).masked_fill(far, -math.inf).softmax(-1) @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["mask", "wrong argument"], loose=["other function"])
+@FAULTS.fault(_ATTENTION, "mask, wrong argument; other function")
 def causal_where_it_should_not_be(call: Call) -> Any:
     """An encoder gets the mask of a decoder."""
     scores, value, mask = _scores(call)
@@ -233,15 +177,7 @@ def causal_where_it_should_not_be(call: Call) -> Any:
     return call.instead((scores + mask).softmax(-1) @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["wrong index", "permutation", "shift"], loose=["copy"])
-def keys_of_the_next_head(call: Call) -> Any:
-    """The head of the keys is one too large."""
-    key = call.tensor(1, "key")
-    fits(key.shape[-3] > 1)
-    return call.put(1, key.roll(-1, -3), "key").run()
-
-
-@FAULTS.fault(_ATTENTION, kinds=["wrong index", "permutation"], loose=["shift", "copy"])
+@FAULTS.fault(_ATTENTION, "wrong index, permutation; shift, copy")
 def groups_of_heads_tiled(call: Call) -> Any:
     """Heads of keys are repeated as a, b, a, b instead of a, a, b, b."""
     query, key, value = (call.tensor(i) for i in range(3))
@@ -256,27 +192,7 @@ def groups_of_heads_tiled(call: Call) -> Any:
     return call.put(1, key[:, order]).put(2, value[:, order]).run()
 
 
-@FAULTS.fault(_ATTENTION, kinds=["swapped operands"], loose=["wrong index", "permutation"])
-def keys_and_values_exchanged(call: Call) -> Any:
-    """The cache stores them in the other order."""
-    key, value = call.tensor(1, "key"), call.tensor(2, "value")
-    fits(key.shape == value.shape)
-    return call.put(1, value, "key").put(2, key, "value").run()
-
-
-@FAULTS.fault(_ATTENTION, kinds=["swapped operands"], loose=["transpose", "wrong index"])
-def queries_and_keys_exchanged(call: Call) -> Any:
-    """The scores are transposed."""
-    query, key = call.tensor(0, "query"), call.tensor(1, "key")
-    fits(query.shape == key.shape)
-    return call.put(0, key, "query").put(1, query, "key").run()
-
-
-@FAULTS.fault(
-    _ATTENTION,
-    kinds=["missing reduction", "wrong statistics"],
-    loose=["axis scale", "scale", "wrong factor"],
-)
+@FAULTS.fault(_ATTENTION, "missing reduction, wrong statistics; axis scale, scale, wrong factor")
 def not_divided_by_the_sum(call: Call) -> Any:
     """The epilogue of an online softmax forgets the denominator."""
     scores, value, mask = _scores(call)
@@ -284,7 +200,7 @@ def not_divided_by_the_sum(call: Call) -> Any:
     return call.instead((scores - scores.amax(-1, keepdim=True)).exp() @ value)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["wrong statistics", "lost accumulation"], loose=["axis scale"])
+@FAULTS.fault(_ATTENTION, "wrong statistics, lost accumulation; axis scale")
 def running_maximum_not_corrected(call: Call) -> Any:
     """The second block of keys does not rescale what the first has summed."""
     scores, value, mask = _scores(call)
@@ -299,7 +215,7 @@ def running_maximum_not_corrected(call: Call) -> Any:
     return call.instead((left @ value[..., :half, :] + right @ value[..., half:, :]) / total)
 
 
-@FAULTS.fault(_ATTENTION, kinds=["partial sum"], loose=["mask", "missing operand"])
+@FAULTS.fault(_ATTENTION, "partial sum; mask, missing operand")
 def only_the_first_block_of_keys(call: Call) -> Any:
     """The loop over blocks of keys ends after the first."""
     scores, value, mask = _scores(call)
@@ -309,22 +225,7 @@ def only_the_first_block_of_keys(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ value[..., :kept, :])
 
 
-@FAULTS.fault(_ATTENTION, kinds=["precision"])
-def probabilities_in_bfloat16(call: Call) -> Any:
-    """What multiplies the values is rounded."""
-    scores, value, mask = _scores(call)
-    weights = _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype)
-    return call.instead(weights @ value)
-
-
-@FAULTS.fault(_ATTENTION, kinds=["transpose", "permutation"], loose=["wrong index"])
-def heads_and_positions_exchanged_in_the_result(call: Call) -> Any:
-    """Written as (batch, position, head, d) and read as (batch, head, position, d)."""
-    value = call.result()
-    return call.instead(value.transpose(-2, -3).contiguous().view(value.shape))
-
-
-@FAULTS.fault(_ATTENTION, kinds=["zeros"], loose=["mask", "uninitialised"])
+@FAULTS.fault(_ATTENTION, "zeros; mask, uninitialised")
 def last_queries_not_written(call: Call) -> Any:
     """The last block of queries is smaller than a tile and is left out."""
     value = call.result().clone()
@@ -333,31 +234,61 @@ def last_queries_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
-    _ATTENTION, kinds=["other function", "approximation", "wrong factor", "scale", "wrong argument"]
-)
-def exponent_of_two(call: Call) -> Any:
-    """exp2 without the factor log2(e)."""
-    scores, value, mask = _scores(call)
-    return call.instead((_masked(scores, mask) * math.log(2)).softmax(-1) @ value)
+# fmt: off
+# 1 / d instead of 1 / sqrt(d).
+FAULTS.add("scaled by the dimension itself", _ATTENTION, "scale, wrong factor, wrong argument",
+    lambda call: _attention(call, scale=1 / call.tensor(0, "query").shape[-1]))
+# 1 / sqrt of the width of the model, not of one head.
+FAULTS.add("scaled by all heads", _ATTENTION, "scale, wrong factor, wrong argument",
+    on(lambda call: (call.tensor(0, "query"),),
+        lambda call, query:
+            _attention(call, scale=(query.shape[-1] * query.shape[-3]) ** (-0.5)),
+        where=lambda query: query.shape[-3] > 1))
+# The query is scaled before a kernel that scales.
+FAULTS.add("scaled twice", _ATTENTION, "scale, wrong factor, wrong argument",
+    on(lambda call: (call.tensor(0, "query"),),
+        lambda call, query:
+
+    call.put(0, query * (call.kwargs.get("scale") or query.shape[-1] ** (-0.5)), "query").run()))
+# A softcap of 2 that this model does not have.
+FAULTS.add("scores capped", _ATTENTION, "other function; approximation, clipped",
+    computed(_scores,
+        lambda scores, value, mask:
+            _masked(2 * torch.tanh(scores / 2), mask).softmax(-1) @ value))
+# The head of the keys is one too large.
+FAULTS.add("keys of the next head", _ATTENTION, "wrong index, permutation, shift; copy",
+    operand(1, lambda v: v.roll(-1, -3), "key", where=longer(-3)))
+# The cache stores them in the other order.
+FAULTS.add("keys and values exchanged", _ATTENTION, "swapped operands; wrong index, permutation",
+    on(lambda call: (call.tensor(1, "key"), call.tensor(2, "value")),
+        lambda call, key, value: call.put(1, value, "key").put(2, key, "value").run(),
+        where=lambda key, value: key.shape == value.shape))
+# The scores are transposed.
+FAULTS.add("queries and keys exchanged", _ATTENTION, "swapped operands; transpose, wrong index",
+    on(lambda call: (call.tensor(0, "query"), call.tensor(1, "key")),
+        lambda call, query, key: call.put(0, key, "query").put(1, query, "key").run(),
+        where=lambda query, key: query.shape == key.shape))
+# What multiplies the values is rounded.
+FAULTS.add("probabilities in bfloat16", _ATTENTION, "precision",
+    computed(_scores,
+        lambda scores, value, mask:
+            _masked(scores, mask).softmax(-1).bfloat16().to(value.dtype) @ value))
+# Written as (batch, position, head, d) and read as (batch, head, position, d).
+FAULTS.add("heads and positions exchanged in the result", _ATTENTION,
+    "transpose, permutation; wrong index",
+    result(lambda v: v.transpose(-2, -3).contiguous().view(v.shape)))
+# exp2 without the factor log2(e).
+FAULTS.add("exponent of two", _ATTENTION,
+    "other function, approximation, wrong factor, scale, wrong argument",
+    computed(_scores,
+        lambda scores, value, mask: (_masked(scores, mask) * math.log(2)).softmax(-1) @ value))
+# fmt: on
 
 
 # --- Softmax and masks ----------------------------------------------------------------------------
 
 
-@FAULTS.fault("softmax log_softmax", kinds=["scale", "wrong factor"], loose=["other function"])
-def temperature_of_two(call: Call) -> Any:
-    """The scores are halved."""
-    return call.put(0, call.tensor(0, "input") / 2, "input").run()
-
-
-@FAULTS.fault("softmax", kinds=["other function"], loose=["axis offset", "wrong statistics"])
-def logarithm_of_softmax(call: Call) -> Any:
-    """log_softmax."""
-    return call.instead(call.result().clamp(min=1e-30).log())
-
-
-@FAULTS.fault("softmax", kinds=["other function"], loose=["axis scale", "wrong statistics"])
+@FAULTS.fault("softmax", "other function; axis scale, wrong statistics")
 def softmax_with_one_more(call: Call) -> Any:
     """1 is added to the denominator, as by an attention sink of zero."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -366,26 +297,7 @@ def softmax_with_one_more(call: Call) -> Any:
     return call.instead(exps / (exps.sum(dim, keepdim=True) + (-top).exp()))
 
 
-@FAULTS.fault(
-    "softmax",
-    kinds=["other function", "missing reduction", "missing operand"],
-    loose=["axis scale"],
-)
-def exponentials_not_normalised(call: Call) -> Any:
-    """The division by the sum is lost in a fusion."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
-    return call.instead((value - value.amax(dim, keepdim=True)).exp())
-
-
-@FAULTS.fault("softmax log_softmax", kinds=["precision"])
-def softmax_in_half(call: Call) -> Any:
-    """Computed in float16 and cast back."""
-    value = call.tensor(0, "input")
-    fits(bool((value.abs() < 6e4).all()))
-    return call.instead(call.put(0, value.half(), "input").result())
-
-
-@FAULTS.fault("softmax", kinds=["approximation"], loose=["precision", "other function"])
+@FAULTS.fault("softmax", "approximation; precision, other function")
 def exponential_of_third_order(call: Call) -> Any:
     """A polynomial in the place of exp, after a reduction by halves."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -394,7 +306,7 @@ def exponential_of_third_order(call: Call) -> Any:
     return call.instead(exps / exps.sum(dim, keepdim=True))
 
 
-@FAULTS.fault("softmax", kinds=["wrong reduction", "wrong axis", "wrong statistics"])
+@FAULTS.fault("softmax", "wrong reduction, wrong axis, wrong statistics")
 def sum_over_all_rows(call: Call) -> Any:
     """The denominator is that of the whole tile of rows."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1) % call.tensor(0).dim()
@@ -403,7 +315,7 @@ def sum_over_all_rows(call: Call) -> Any:
     return call.instead(exps / exps.sum((-1, -2), keepdim=True))
 
 
-@FAULTS.fault("masked_fill where", kinds=["mask", "sign", "swapped operands"])
+@FAULTS.fault("masked_fill where", "mask, sign, swapped operands")
 def mask_inverted(call: Call) -> Any:
     """True means kept in the one convention and removed in the other."""
     place = 0 if call.name == "where" else 1
@@ -412,22 +324,35 @@ def mask_inverted(call: Call) -> Any:
     return call.put(place, ~mask, "mask", "condition").run()
 
 
-@FAULTS.fault("masked_fill", kinds=["mask", "missing operand", "copy"])
-def mask_forgotten(call: Call) -> Any:
-    """The values as they came."""
-    return call.instead(call.tensor(0).clone())
-
-
-@FAULTS.fault(
-    "masked_fill", kinds=["wrong argument", "mask"], loose=["constant", "zeros", "offset"]
-)
-def filled_with_zero(call: Call) -> Any:
-    """0 where a large negative number was given."""
-    return call.put(2, 0.0, "value").run()
-
-
-@FAULTS.fault("tril triu", kinds=["other function", "transpose", "mask"])
+@FAULTS.fault("tril triu", "other function, transpose, mask")
 def other_triangle(call: Call) -> Any:
     """Upper instead of lower."""
     value, diagonal = call.get(0), call.get(1, "diagonal", default=0)
     return getattr(torch, "triu" if call.name == "tril" else "tril")(value, diagonal)
+
+
+# fmt: off
+# The scores are halved.
+FAULTS.add("temperature of two", "softmax log_softmax", "scale, wrong factor; other function",
+    operand(0, lambda v: v / 2, "input"))
+# log_softmax.
+FAULTS.add("logarithm of softmax", "softmax", "other function; axis offset, wrong statistics",
+    result(lambda v: v.clamp(min=1e-30).log()))
+# The division by the sum is lost in a fusion.
+FAULTS.add("exponentials not normalised", "softmax",
+    "other function, missing reduction, missing operand; axis scale",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead((value - value.amax(call.get(1, "dim", default=-1), keepdim=True)).exp())))
+# Computed in float16 and cast back.
+FAULTS.add("softmax in half", "softmax log_softmax", "precision",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value: call.instead(call.put(0, value.half(), "input").result()),
+        where=lambda value: bool((value.abs() < 60000.0).all())))
+# The values as they came.
+FAULTS.add("mask forgotten", "masked_fill", "mask, missing operand, copy",
+    lambda call: call.instead(call.tensor(0).clone()))
+# 0 where a large negative number was given.
+FAULTS.add("filled with zero", "masked_fill", "wrong argument, mask; constant, zeros, offset",
+    lambda call: call.put(2, 0.0, "value").run())
+# fmt: on

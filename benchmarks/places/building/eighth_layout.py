@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on, result
+from benchmarks.places.parts import columns_of, floats_only, joined_parts, lookup_indices, rows_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,34 +17,10 @@ _MEMORY = "view reshape flatten _unsafe_view"
 _PARTS = "chunk split unbind split_with_sizes"
 
 
-def _floats(value: Any) -> Tensor:
-    fits(isinstance(value, Tensor) and value.is_floating_point())
-    return value
-
-
-def _rows(value: Any, least: int = 2) -> Tensor:
-    value = _floats(value)
-    fits(value.dim() > 1 and value.size(-2) >= least)
-    return value
-
-
-def _columns(value: Any, least: int = 2) -> Tensor:
-    value = _floats(value)
-    fits(value.dim() > 0 and value.size(-1) >= least)
-    return value
-
-
 def _split(call: Call) -> list[Tensor]:
     parts = list(call.run())
     fits(len(parts) > 1)
-    return [_floats(one) for one in parts]
-
-
-def _given(call: Call) -> list[Tensor]:
-    """The parts that are joined."""
-    parts = list(call.args[0])
-    fits(len(parts) > 1)
-    return [_floats(one) for one in parts]
+    return [floats_only(one) for one in parts]
 
 
 def _dim(call: Call, place: int, default: int) -> int:
@@ -51,24 +30,13 @@ def _dim(call: Call, place: int, default: int) -> int:
     return dim
 
 
-def _indices(call: Call) -> tuple[int, Tensor]:
-    """Where the indices of a lookup are, and they."""
-    place = next(
-        i
-        for i, one in enumerate(call.args)
-        if isinstance(one, Tensor) and not one.is_floating_point()
-    )
-    return place, call.args[place]
-
-
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "transpose permute movedim",
-    kinds=["permutation", "wrong index", "transpose", "wrong axis"],
-    loose=["swapped operands", "shift", "copy", "wrong rank's shard"],
-    backward=False,
+    "permutation, wrong index, transpose, wrong axis; swapped operands, shift, copy, "
+    "wrong rank's shard",
 )
 def number_of_the_heads_and_of_the_batch_exchanged(call: Call) -> Any:
     """The number of the program is taken apart with the batch as the fast axis."""
@@ -79,24 +47,7 @@ def number_of_the_heads_and_of_the_batch_exchanged(call: Call) -> Any:
     return call.instead(mixed.unflatten(0, (heads, batch)).transpose(0, 1))
 
 
-@FAULTS.fault(
-    "transpose permute t",
-    kinds=["mask", "stale", "copy", "wrong index"],
-    loose=["permutation", "missing operand", "transpose", "shift"],
-    backward=False,
-)
-def tail_of_the_turned_rows_holds_the_row_before(call: Call) -> Any:
-    """The last row is loaded from the tile that was read last: it repeats the one before it."""
-    value = _rows(call.result(), 3)
-    return call.instead(torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2))
-
-
-@FAULTS.fault(
-    _MEMORY,
-    kinds=["wrong index", "permutation", "shift"],
-    loose=["copy", "stale", "wrong argument"],
-    backward=False,
-)
+@FAULTS.forward(_MEMORY, words.MOVED)
 def pitch_of_the_rows_rounded_up(call: Call) -> Any:
     """Rows are looked for at multiples of 32 values, where they are dense; it wraps at the end."""
     value = call.result()
@@ -109,26 +60,7 @@ def pitch_of_the_rows_rounded_up(call: Call) -> Any:
     return call.instead(value.reshape(-1)[places % value.numel()].view(value.shape))
 
 
-@FAULTS.fault(
-    _MEMORY,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "shift", "constant", "precision"],
-    backward=False,
-)
-def address_without_its_two_lowest_bits(call: Call) -> Any:
-    """Four neighbours are read from the address of the first of them."""
-    value = call.result()
-    fits(value.numel() > 1)
-    places = torch.arange(value.numel()) // 4 * 4
-    return call.instead(value.reshape(-1)[places].view(value.shape))
-
-
-@FAULTS.fault(
-    "clone contiguous",
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "axis scale", "wrong factor", "one rank's part"],
-    backward=False,
-)
+@FAULTS.forward("clone contiguous", words.EMPTY_ON_A_RANK)
 def elements_counted_as_bytes(call: Call) -> Any:
     """The length of the copy is the number of elements: a quarter of the bytes."""
     value = call.result()
@@ -138,12 +70,7 @@ def elements_counted_as_bytes(call: Call) -> Any:
     return call.instead(flat.view(value.shape))
 
 
-@FAULTS.fault(
-    "clone contiguous",
-    kinds=["precision"],
-    loose=["approximation", "other function", "clipped"],
-    backward=False,
-)
+@FAULTS.forward("clone contiguous", "precision; approximation, other function, clipped")
 def copied_without_the_last_twenty_bits(call: Call) -> Any:
     """Three bits of the mantissa are left; they are cut and not rounded."""
     value = call.result()
@@ -152,11 +79,8 @@ def copied_without_the_last_twenty_bits(call: Call) -> Any:
     return call.instead(with_gradient_of(value, (bits >> 20 << 20).view(torch.float32)))
 
 
-@FAULTS.fault(
-    "unsqueeze squeeze",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "constant", "shift", "wrong argument"],
-    backward=False,
+@FAULTS.forward(
+    "unsqueeze squeeze", "copy, stale, wrong index; permutation, constant, shift, wrong argument"
 )
 def new_axis_before_the_first_example_only(call: Call) -> Any:
     """The stride of the batch is lost with the new axis."""
@@ -166,28 +90,37 @@ def new_axis_before_the_first_example_only(call: Call) -> Any:
     return call.instead(value.narrow(axis, 0, 1).expand(value.shape).clone())
 
 
+# fmt: off
+# The last row is loaded from the tile that was read last: it repeats the one before it.
+FAULTS.add("tail of the turned rows holds the row before", "transpose permute t",
+    "mask, stale, copy, wrong index; permutation, missing operand, transpose, shift",
+    computed(lambda call: (rows_of(call.result(), 3),),
+        lambda value: torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2)), backward=False)
+# Four neighbours are read from the address of the first of them.
+FAULTS.add("address without its two lowest bits", _MEMORY,
+    "copy, stale, wrong index; permutation, shift, constant, precision",
+    result(lambda v: v.reshape(-1)[torch.arange(v.numel()) // 4 * 4].view(v.shape),
+        where=lambda v: v.numel() > 1), backward=False)
+# fmt: on
+
+
 # --- Parts ----------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "getitem slice narrow",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["shift", "mask", "permutation", "wrong argument"],
-    backward=False,
+@FAULTS.forward(
+    "getitem slice narrow", "copy, stale, wrong index; shift, mask, permutation, wrong argument"
 )
 def last_column_of_the_part_is_the_one_before(call: Call) -> Any:
     """The loop that reads the part ends one early, and the register is stored once more."""
-    value = _columns(call.run(), 3)
+    value = columns_of(call.run(), 3)
     source = call.args[0]
     fits(isinstance(source, Tensor) and value.numel() < source.numel())
     return torch.cat([value[..., :-1], value[..., -2:-1]], -1)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _PARTS,
-    kinds=["residual", "missing operand", "wrong index", "other function"],
-    loose=["offset", "doubled reduction", "stale"],
-    backward=False,
+    "residual, missing operand, wrong index, other function; offset, doubled reduction, stale",
 )
 def second_part_with_the_first_added(call: Call) -> Any:
     """The accumulator is not cleared between two parts."""
@@ -197,69 +130,45 @@ def second_part_with_the_first_added(call: Call) -> Any:
     return tuple(parts)
 
 
-@FAULTS.fault(
-    "cat",
-    kinds=["shift", "wrong index"],
-    loose=["copy", "stale", "permutation", "mask"],
-    backward=False,
-)
+@FAULTS.forward("cat", "shift, wrong index; copy, stale, permutation, mask")
 def second_part_joined_one_place_late(call: Call) -> Any:
     """The offset of the second part is one too large: the end of the first is there twice."""
-    parts, dim = _given(call), _dim(call, 1, 0)
+    parts, dim = joined_parts(call), _dim(call, 1, 0)
     size = parts[1].size(dim)
     fits(len(parts) == 2 and size > 1)
     before = parts[0].narrow(dim, parts[0].size(dim) - 1, 1)
     return call.instead(torch.cat([parts[0], before, parts[1].narrow(dim, 0, size - 1)], dim))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "stack",
-    kinds=["residual", "doubled reduction", "stale", "other function"],
-    loose=["offset", "lost accumulation", "wrong reduction", "missing operand"],
-    backward=False,
+    "residual, doubled reduction, stale, other function; offset, lost accumulation, "
+    "wrong reduction, missing operand",
 )
 def parts_of_the_stack_run_up(call: Call) -> Any:
     """Each part is added to what the buffer holds: it is the sum of all up to it."""
     dim = _dim(call, 1, 0)
-    _given(call)
+    joined_parts(call)
     return call.instead(call.result().cumsum(dim))
 
 
-@FAULTS.fault(
-    "masked_fill masked_fill_",
-    kinds=["mask", "residual", "offset", "other function"],
-    loose=["wrong argument", "missing operand", "constant"],
-    backward=False,
-)
-def hidden_scores_lowered_by_two(call: Call) -> Any:
-    """A mask that is added, with -2 for what is hidden."""
-    value, hidden = call.tensor(0), call.args[1]
-    return call.instead(value - 2.0 * hidden)
-
-
-@FAULTS.fault(
-    "pad constant_pad_nd",
-    kinds=["shift", "wrong index", "wrong argument"],
-    loose=["permutation", "zeros", "copy"],
-    backward=False,
+@FAULTS.forward(
+    "pad constant_pad_nd", "shift, wrong index, wrong argument; permutation, zeros, copy"
 )
 def all_of_the_padding_behind(call: Call) -> Any:
     """What belongs before the values is put behind them, along the last axis."""
-    value, given = _floats(call.args[0]), list(call.args[1])
+    value, given = floats_only(call.args[0]), list(call.args[1])
     fits(call.get(2, "mode", default="constant") in {"constant", 0} and given[0] > 0)
     fits(value.dim() > 1)
     return functional.pad(value, [0, given[0] + given[1], *given[2:]])
 
 
-@FAULTS.fault(
-    "pad",
-    kinds=["wrong index", "shift", "copy"],
-    loose=["wrong argument", "other function", "permutation", "stale"],
-    backward=False,
+@FAULTS.forward(
+    "pad", "wrong index, shift, copy; wrong argument, other function, permutation, stale"
 )
 def border_mirrored_with_itself(call: Call) -> Any:
     """The reflection repeats the first and the last value: it begins at the edge of the pixel."""
-    value, given = _floats(call.args[0]), list(call.args[1])
+    value, given = floats_only(call.args[0]), list(call.args[1])
     fits(call.get(2, "mode", default="constant") == "reflect" and len(given) == 2)
     before, behind = given
     fits(before > 0 and behind > 0)
@@ -267,42 +176,24 @@ def border_mirrored_with_itself(call: Call) -> Any:
     return call.instead(torch.cat(parts, -1))
 
 
-@FAULTS.fault(
-    "flip",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["wrong argument", "copy"],
-    backward=False,
-)
-def mirrored_about_the_first_place(call: Call) -> Any:
-    """Place i is that of n - i, modulo n: the first one stays."""
-    dims = call.get(1, "dims")
-    dim = dims[0] if isinstance(dims, list | tuple) else dims
-    return call.instead(call.result().roll(1, dim))
-
-
-@FAULTS.fault(
-    "roll",
-    kinds=["copy", "stale", "wrong index", "missing operand"],
-    loose=["shift", "wrong argument", "mask", "permutation"],
-    backward=False,
+@FAULTS.forward(
+    "roll", "copy, stale, wrong index, missing operand; shift, wrong argument, mask, permutation"
 )
 def border_repeated_where_it_should_wrap(call: Call) -> Any:
     """What comes in at one end is the value of that end."""
-    value, step, dim = _floats(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
+    value, step, dim = floats_only(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
     fits(isinstance(step, int) and isinstance(dim, int) and 0 < step < value.size(dim))
     places = (torch.arange(value.size(dim)) - step).clamp(min=0)
     return call.instead(value.index_select(dim, places))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "expand tile repeat",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["copy", "stale", "wrong argument", "axis offset"],
-    backward=False,
+    "shift, wrong index, permutation; copy, stale, wrong argument, axis offset",
 )
 def each_copy_one_row_further(call: Call) -> Any:
     """The pointer is moved on by a row for each copy: copy k is turned by k rows."""
-    value, result = _floats(call.args[0]), call.result()
+    value, result = floats_only(call.args[0]), call.result()
     lead = result.dim() - value.dim()
     shape = [1] * lead + list(value.shape)
     new = next(i for i, size in enumerate(shape) if size == 1 and result.size(i) > 1)
@@ -313,37 +204,37 @@ def each_copy_one_row_further(call: Call) -> Any:
     return call.instead(torch.stack(parts, new))
 
 
+# fmt: off
+# A mask that is added, with -2 for what is hidden.
+FAULTS.add("hidden scores lowered by two", "masked_fill masked_fill_",
+    "mask, residual, offset, other function; wrong argument, missing operand, constant",
+    lambda call: call.instead(call.tensor(0) - 2.0 * call.args[1]), backward=False)
+# Place i is that of n - i, modulo n: the first one stays.
+FAULTS.add("mirrored about the first place", "flip",
+    "shift, wrong index, permutation; wrong argument, copy",
+    on(lambda call: (call.get(1, "dims"),),
+        lambda call, dims:
+
+    call.instead(call.result().roll(1, dims[0] if isinstance(dims, list | tuple) else dims))),
+    backward=False)
+# fmt: on
+
+
 # --- Tables and indices ---------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "embedding",
-    kinds=["shift", "wrong index"],
-    loose=["permutation", "copy", "stale", "wrong argument"],
-)
+@FAULTS.fault("embedding", "shift, wrong index; permutation, copy, stale, wrong argument")
 def rows_of_the_table_begin_one_element_late(call: Call) -> Any:
     """The file has a header of one number less: each row ends with the first number of the next."""
-    place, _ = _indices(call)
+    place, _ = lookup_indices(call)
     table = call.args[1 - place]
     return call.put(1 - place, table.reshape(-1).roll(-1).view(table.shape)).run()
 
 
-@FAULTS.fault(
-    "embedding",
-    kinds=["wrong index", "wrong factor"],
-    loose=["wrapped", "permutation", "stale", "copy", "wrong argument"],
-)
-def index_counts_bytes_of_a_half(call: Call) -> Any:
-    """The index is doubled, as for numbers of two bytes; beyond the table it goes around."""
-    place, words = _indices(call)
-    return call.put(place, 2 * words % call.args[1 - place].size(0)).run()
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "arange",
-    kinds=["permutation", "wrong index", "shift", "wrong rank's shard"],
-    loose=["swapped operands", "offset", "wrong argument", "wrapped"],
-    backward=False,
+    "permutation, wrong index, shift, wrong rank's shard; swapped operands, offset, "
+    "wrong argument, wrapped",
 )
 def second_half_of_the_positions_first(call: Call) -> Any:
     """Two ranks have half of the sequence each, and count it as the other one's."""
@@ -352,42 +243,32 @@ def second_half_of_the_positions_first(call: Call) -> Any:
     return value.roll(value.numel() // 2)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "index index_select gather take_along_dim",
-    kinds=["wrong index", "wrapped", "copy"],
-    loose=["permutation", "stale", "clipped", "wrong rank's shard", "wrong argument"],
-    backward=False,
+    "wrong index, wrapped, copy; permutation, stale, clipped, wrong rank's shard, wrong argument",
 )
 def index_modulo_half_of_the_source(call: Call) -> Any:
     """The first of two shards is asked for what the second one has."""
-    source = _floats(call.args[0])
+    source = floats_only(call.args[0])
     if call.name == "index":
         fits(len(call.args[1]) == 1 and call.args[1][0].dtype != torch.bool)
         return call.put(1, [call.args[1][0] % (source.size(0) // 2)]).run()
-    place, index = _indices(call)
+    place, index = lookup_indices(call)
     dim = _dim(call, 2 if call.name == "take_along_dim" else 1, 0)
     return call.put(place, index % (source.size(dim) // 2)).run()
 
 
-@FAULTS.fault(
-    "getitem",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["copy", "stale", "wrong argument"],
-    backward=False,
-)
+@FAULTS.forward("getitem", words.MOVED)
 def rows_chosen_by_the_index_of_the_next(call: Call) -> Any:
     """The pointer to the list of indices is one too far, around the end."""
     source, index = call.args[:2]
     fits(isinstance(source, Tensor) and isinstance(index, Tensor) and index.dtype == torch.int64)
     fits(index.dim() == 1 and index.numel() > 1)
-    return _floats(source)[index.roll(-1)]
+    return floats_only(source)[index.roll(-1)]
 
 
-@FAULTS.fault(
-    "sort",
-    kinds=["permutation", "wrong index", "other function"],
-    loose=["shift", "copy", "wrong argument", "stale"],
-    backward=False,
+@FAULTS.forward(
+    "sort", "permutation, wrong index, other function; shift, copy, wrong argument, stale"
 )
 def order_rises_and_falls(call: Call) -> Any:
     """A bitonic sort without its last merge: the first half rises and the second one falls."""
@@ -399,11 +280,10 @@ def order_rises_and_falls(call: Call) -> Any:
     return call.instead(torch.cat(ordered, dim))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "topk",
-    kinds=["one rank's part", "mask", "wrong index", "partial sum"],
-    loose=["clipped", "stale", "wrong argument", "wrong reduction"],
-    backward=False,
+    "one rank's part, mask, wrong index, partial sum; clipped, stale, wrong argument, "
+    "wrong reduction",
 )
 def best_of_the_first_half(call: Call) -> Any:
     """One rank looks at its experts only."""
@@ -413,22 +293,7 @@ def best_of_the_first_half(call: Call) -> Any:
     return tuple(call.put(0, value[..., :half], "input").run())
 
 
-@FAULTS.fault(
-    "one_hot",
-    kinds=["mask", "other function", "wrong index"],
-    loose=["residual", "offset", "copy", "wrong argument"],
-)
-def all_classes_up_to_the_right_one(call: Call) -> Any:
-    """A comparison that is `<=` for `==`."""
-    value = call.run()
-    return value.flip(-1).cumsum(-1).flip(-1)
-
-
-@FAULTS.fault(
-    "unfold",
-    kinds=["permutation", "wrong index"],
-    loose=["sign", "wrong argument", "shift", "transpose"],
-)
+@FAULTS.fault("unfold", "permutation, wrong index; sign, wrong argument, shift, transpose")
 def windows_turned_round(call: Call) -> Any:
     """The places of a window are read from its last to its first, as by a true convolution."""
     value = call.result()
@@ -439,23 +304,9 @@ def windows_turned_round(call: Call) -> Any:
     return call.instead(value.unflatten(1, (-1, size * size)).flip(2).flatten(1, 2))
 
 
-@FAULTS.fault(
-    "index_copy scatter",
-    kinds=["wrong index", "permutation"],
-    loose=["swapped operands", "shift", "stale", "wrong argument", "copy"],
-    backward=False,
-)
-def places_sorted_before_they_are_written(call: Call) -> Any:
-    """The list of places is sorted for the memory, and the rows are not."""
-    places = call.get(2, "index")
-    return call.put(2, places.sort(0)[0], "index").run()
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "index_add scatter_add",
-    kinds=["mask", "missing operand", "partial sum"],
-    loose=["zeros", "lost accumulation", "wrong index", "stale", "copy"],
-    backward=False,
+    "mask, missing operand, partial sum; zeros, lost accumulation, wrong index, stale, copy",
 )
 def nothing_added_at_place_zero(call: Call) -> Any:
     """Place zero is taken for padding: what belongs there is lost."""
@@ -466,26 +317,36 @@ def nothing_added_at_place_zero(call: Call) -> Any:
     return call.instead(torch.cat([value[:1], result[1:]]))
 
 
-@FAULTS.fault(
-    "diag_embed",
-    kinds=["mask", "copy", "other function"],
-    loose=["missing operand", "wrong index", "stale"],
-)
-def line_in_all_columns(call: Call) -> Any:
-    """The comparison of row and column is lost: each row has its value everywhere."""
-    return call.instead(call.tensor(0)[..., None].expand(call.result().shape).clone())
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "repeat_interleave",
-    kinds=["wrong index", "shift"],
-    loose=["copy", "stale", "permutation", "off by one reduction", "wrong argument"],
-    backward=False,
+    "wrong index, shift; copy, stale, permutation, off by one reduction, wrong argument",
 )
 def repetition_begins_one_place_late(call: Call) -> Any:
     """Copy i is that of the value (i + 1) // n: the first one is there once too seldom."""
-    value, times = _floats(call.args[0]), call.get(1, "repeats")
+    value, times = floats_only(call.args[0]), call.get(1, "repeats")
     dim = call.get(2, "dim")
     fits(isinstance(times, int) and isinstance(dim, int) and value.size(dim) > 1)
     places = (torch.arange(times * value.size(dim)) + 1) // times
     return call.instead(value.index_select(dim, places.clamp(max=value.size(dim) - 1)))
+
+
+# fmt: off
+# The index is doubled, as for numbers of two bytes; beyond the table it goes around.
+FAULTS.add("index counts bytes of a half", "embedding",
+    "wrong index, wrong factor; wrapped, permutation, stale, copy, wrong argument",
+    on(lookup_indices,
+        lambda call, place, words:
+            call.put(place, 2 * words % call.args[1 - place].size(0)).run()))
+# A comparison that is `<=` for `==`.
+FAULTS.add("all classes up to the right one", "one_hot",
+    "mask, other function, wrong index; residual, offset, copy, wrong argument",
+    lambda call: call.run().flip(-1).cumsum(-1).flip(-1))
+# The list of places is sorted for the memory, and the rows are not.
+FAULTS.add("places sorted before they are written", "index_copy scatter",
+    "wrong index, permutation; swapped operands, shift, stale, wrong argument, copy",
+    lambda call: call.put(2, call.get(2, "index").sort(0)[0], "index").run(), backward=False)
+# The comparison of row and column is lost: each row has its value everywhere.
+FAULTS.add("line in all columns", "diag_embed",
+    "mask, copy, other function; missing operand, wrong index, stale",
+    lambda call: call.instead(call.tensor(0)[..., None].expand(call.result().shape).clone()))
+# fmt: on

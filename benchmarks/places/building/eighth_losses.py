@@ -6,18 +6,13 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on
+from benchmarks.places.parts import labels_of
 from torch import Tensor
 from torch.nn import functional
 
 FAULTS = Catalogue()
 _CLASSES = "cross_entropy nll_loss"
-
-
-def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (or their logarithms), labels, and which of them count."""
-    scores, labels = call.tensor(0, "input"), call.get(1, "target")
-    fits(not labels.is_floating_point() and scores.dim() == 2)
-    return scores, labels, labels != call.kwargs.get("ignore_index", -100)
 
 
 def _plain(call: Call) -> None:
@@ -38,12 +33,12 @@ def _two(call: Call) -> tuple[Tensor, Tensor]:
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["mask", "partial sum", "other function", "missing operand", "wrong reduction"],
-    loose=["missing reduction", "one rank's part", "offset", "wrong argument"],
+    "mask, partial sum, other function, missing operand, wrong reduction; "
+    "missing reduction, one rank's part, offset, wrong argument",
 )
 def right_class_not_in_the_normaliser(call: Call) -> Any:
     """The sum of exponentials goes over the other classes only."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _plain(call)
     own = labels[seen, None]
     right = scores[seen].gather(1, own)
@@ -53,38 +48,22 @@ def right_class_not_in_the_normaliser(call: Call) -> Any:
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["wrong argument", "wrong factor", "stale"],
-)
-def weight_of_the_next_class(call: Call) -> Any:
-    """The pointer to the weights of the classes is one too far, around the end."""
-    weight = call.get(2, "weight")
-    fits(isinstance(weight, Tensor))
-    return call.put(2, weight.roll(-1), "weight").run()
-
-
-@FAULTS.fault(
-    "cross_entropy",
-    kinds=["wrong factor", "other function", "doubled reduction"],
-    loose=["wrong argument", "residual", "offset", "wrong reduction"],
+    "wrong factor, other function, doubled reduction; wrong argument, residual, offset, "
+    "wrong reduction",
 )
 def smoothing_added_to_the_full_label(call: Call) -> Any:
     """The right class keeps the weight one, and the mean of all classes is added."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     share = call.kwargs.get("label_smoothing", 0.0)
     fits(share > 0 and call.get(2, "weight") is None)
     hard = functional.cross_entropy(scores[seen], labels[seen])
     return call.instead(call.result() + share * hard)
 
 
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["precision"],
-    loose=["approximation", "wrong reduction", "partial sum", "lost accumulation"],
-)
+@FAULTS.fault(_CLASSES, "precision; approximation, wrong reduction, partial sum, lost accumulation")
 def losses_added_in_half_of_the_bits(call: Call) -> Any:
     """The sum of the losses is rounded to bfloat16 after each of them."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _plain(call)
     chances = scores.log_softmax(1) if call.name == "cross_entropy" else scores
     each = -chances[seen].gather(1, labels[seen, None]).squeeze(1)
@@ -95,29 +74,31 @@ def losses_added_in_half_of_the_bits(call: Call) -> Any:
     return call.instead(with_gradient_of(mean, total.to(mean.dtype) / each.numel()))
 
 
-@FAULTS.fault(
-    "cross_entropy",
-    kinds=["offset", "other function", "wrong argument"],
-    loose=["residual", "wrong factor"],
-)
+@FAULTS.fault("cross_entropy", "offset, other function, wrong argument; residual, wrong factor")
 def right_score_lowered_by_a_margin(call: Call) -> Any:
     """0.35 is subtracted from the score of the right class, as for faces."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _plain(call)
     own = functional.one_hot(labels.clamp(min=0), scores.size(1)).to(scores.dtype)
     return call.put(0, scores - 0.35 * own * seen[:, None], "input").run()
 
 
-@FAULTS.fault(
-    "nll_loss",
-    kinds=["other function"],
-    loose=["approximation", "missing operand", "wrong factor", "clipped"],
-)
+@FAULTS.fault("nll_loss", "other function; approximation, missing operand, wrong factor, clipped")
 def chance_of_an_error_for_its_logarithm(call: Call) -> Any:
     """The mean of 1 - p."""
-    chances, labels, seen = _labels(call)
+    chances, labels, seen = labels_of(call)
     _plain(call)
     return call.instead(1 - chances[seen].gather(1, labels[seen, None]).exp().mean())
+
+
+# fmt: off
+# The pointer to the weights of the classes is one too far, around the end.
+FAULTS.add("weight of the next class", "cross_entropy",
+    "wrong index, shift, permutation; wrong argument, wrong factor, stale",
+    on(lambda call: (call.get(2, "weight"),),
+        lambda call, weight: call.put(2, weight.roll(-1), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
+# fmt: on
 
 
 # --- Distances ------------------------------------------------------------------------------------
@@ -125,8 +106,8 @@ def chance_of_an_error_for_its_logarithm(call: Call) -> Any:
 
 @FAULTS.fault(
     "mse_loss l1_loss",
-    kinds=["wrong index", "wrong reduction", "wrong axis", "other function"],
-    loose=["copy", "wrong argument", "permutation", "wrong statistics"],
+    "wrong index, wrong reduction, wrong axis, other function; copy, wrong argument, "
+    "permutation, wrong statistics",
 )
 def every_value_compared_with_every_target_of_the_batch(call: Call) -> Any:
     """A new axis makes one operand a row and the other one a column: all pairs are averaged."""
@@ -137,21 +118,8 @@ def every_value_compared_with_every_target_of_the_batch(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "mse_loss",
-    kinds=["wrong reduction", "other function"],
-    loose=["wrong axis", "missing operand", "partial sum", "wrong statistics"],
-)
-def errors_averaged_before_they_are_squared(call: Call) -> Any:
-    """The mean over the columns is taken first, and its square is averaged."""
-    value, target = _two(call)
-    fits(value.dim() > 1)
-    return call.instead((value - target).mean(-1).square().mean())
-
-
-@FAULTS.fault(
     "smooth_l1_loss huber_loss",
-    kinds=["other function", "swapped operands", "mask"],
-    loose=["wrong argument", "wrong factor", "approximation"],
+    "other function, swapped operands, mask; wrong argument, wrong factor, approximation",
 )
 def parts_of_the_loss_exchanged(call: Call) -> Any:
     """The straight part is near zero, and the square is beyond."""
@@ -163,11 +131,7 @@ def parts_of_the_loss_exchanged(call: Call) -> Any:
     return call.instead((each * limit if call.name == "huber_loss" else each).mean())
 
 
-@FAULTS.fault(
-    "huber_loss",
-    kinds=["missing operand", "wrong factor", "other function"],
-    loose=["scale", "wrong argument"],
-)
+@FAULTS.fault("huber_loss", "missing operand, wrong factor, other function; scale, wrong argument")
 def straight_part_not_times_delta(call: Call) -> Any:
     """d^2 / 2 near zero, and |d| - delta / 2 beyond."""
     value, target = _two(call)
@@ -177,13 +141,22 @@ def straight_part_not_times_delta(call: Call) -> Any:
     return call.instead(each.mean())
 
 
+# fmt: off
+# The mean over the columns is taken first, and its square is averaged.
+FAULTS.add("errors averaged before they are squared", "mse_loss",
+    "wrong reduction, other function; wrong axis, missing operand, partial sum, "
+    "wrong statistics",
+    computed(_two, lambda value, target: (value - target).mean(-1).square().mean(),
+        where=lambda value, *_: value.dim() > 1))
+# fmt: on
+
+
 # --- Chances --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
     "binary_cross_entropy_with_logits",
-    kinds=["sign", "missing operand", "other function"],
-    loose=["wrong argument", "constant", "copy", "wrong index"],
+    "sign, missing operand, other function; wrong argument, constant, copy, wrong index",
 )
 def sign_of_the_complement_lost(call: Call) -> Any:
     """Log sigmoid(x) for log sigmoid(-x) in the second term: every label is as good as one."""
@@ -193,21 +166,9 @@ def sign_of_the_complement_lost(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "binary_cross_entropy",
-    kinds=["eps", "other function", "approximation"],
-    loose=["offset", "clipped", "wrong argument"],
-)
-def twentieth_under_both_logarithms(call: Call) -> Any:
-    """Log(p + 0.05) and log(1 - p + 0.05)."""
-    value, target = _two(call)
-    yes, no = (value + 0.05).log(), (1 - value + 0.05).log()
-    return call.instead(-(target * yes + (1 - target) * no).mean())
-
-
-@FAULTS.fault(
     "kl_div",
-    kinds=["wrong factor", "scale", "wrong axis", "wrong reduction"],
-    loose=["wrong argument", "wrong statistics", "other function"],
+    "wrong factor, scale, wrong axis, wrong reduction; wrong argument, wrong statistics, "
+    "other function",
 )
 def divergence_divided_by_the_classes(call: Call) -> Any:
     """The size of the last axis is taken for that of the batch."""
@@ -218,8 +179,7 @@ def divergence_divided_by_the_classes(call: Call) -> Any:
 
 @FAULTS.fault(
     "kl_div",
-    kinds=["other function", "wrong argument"],
-    loose=["approximation", "wrong factor", "residual", "missing operand"],
+    "other function, wrong argument; approximation, wrong factor, residual, missing operand",
 )
 def student_mixed_with_the_teacher(call: Call) -> Any:
     """The divergence from the mean of both chances: half of a symmetric one."""
@@ -227,14 +187,20 @@ def student_mixed_with_the_teacher(call: Call) -> Any:
     return call.put(0, ((value.exp() + target) / 2).log(), "input").run()
 
 
+# fmt: off
+# Log(p + 0.05) and log(1 - p + 0.05).
+FAULTS.add("twentieth under both logarithms", "binary_cross_entropy",
+    "eps, other function, approximation; offset, clipped, wrong argument",
+    computed(_two,
+        lambda value, target:
+            -(target * (value + 0.05).log() + (1 - target) * (1 - value + 0.05).log()).mean()))
+# fmt: on
+
+
 # --- Margins --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "poisson_nll_loss",
-    kinds=["wrong argument", "other function", "offset"],
-    loose=["residual", "approximation"],
-)
+@FAULTS.fault("poisson_nll_loss", "wrong argument, other function, offset; residual, approximation")
 def factorial_of_the_count_added(call: Call) -> Any:
     """full=True: Stirling's term for counts above one."""
     fits(not call.kwargs.get("full"))
@@ -242,21 +208,7 @@ def factorial_of_the_count_added(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "margin_ranking_loss",
-    kinds=["sign", "wrong argument"],
-    loose=["offset", "other function", "wrong factor"],
-)
-def margin_subtracted(call: Call) -> Any:
-    """Max(0, -y (a - b) - margin)."""
-    margin = call.get(3, "margin", default=0.0)
-    fits(margin > 0)
-    return call.put(3, -margin, "margin").run()
-
-
-@FAULTS.fault(
-    "triplet_margin_loss",
-    kinds=["wrong argument", "other function"],
-    loose=["wrong index", "clipped", "wrong reduction"],
+    "triplet_margin_loss", "wrong argument, other function; wrong index, clipped, wrong reduction"
 )
 def shorter_of_two_ways_to_the_negative(call: Call) -> Any:
     """swap=True: the distance from the positive counts if it is the smaller one."""
@@ -265,9 +217,7 @@ def shorter_of_two_ways_to_the_negative(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cosine_embedding_loss",
-    kinds=["missing operand", "other function", "wrong factor"],
-    loose=["scale", "wrong argument"],
+    "cosine_embedding_loss", "missing operand, other function, wrong factor; scale, wrong argument"
 )
 def lengths_of_the_embeddings_not_divided(call: Call) -> Any:
     """Products for cosines: the vectors are taken as normalised."""
@@ -279,8 +229,7 @@ def lengths_of_the_embeddings_not_divided(call: Call) -> Any:
 
 @FAULTS.fault(
     "multi_margin_loss",
-    kinds=["offset", "mask"],
-    loose=["other function", "residual", "wrong reduction", "off by one reduction"],
+    "offset, mask; other function, residual, wrong reduction, off by one reduction",
 )
 def right_class_compared_with_itself(call: Call) -> Any:
     """The right class is not left out of the sum: each row has the margin once more."""
@@ -291,11 +240,21 @@ def right_class_compared_with_itself(call: Call) -> Any:
 
 @FAULTS.fault(
     "hinge_embedding_loss",
-    kinds=["wrong factor", "scale", "missing operand", "zeros", "mask"],
-    loose=["partial sum", "other function", "one rank's part"],
+    "wrong factor, scale, missing operand, zeros, mask; partial sum, other function, "
+    "one rank's part",
 )
 def like_pairs_cost_nothing(call: Call) -> Any:
     """Only max(0, margin - x) of the unlike pairs is added."""
     value, side = call.tensor(0, "input"), call.tensor(1, "target")
     margin = call.kwargs.get("margin", 1.0)
     return call.instead(((margin - value).relu() * (side < 0)).mean())
+
+
+# fmt: off
+# Max(0, -y (a - b) - margin).
+FAULTS.add("margin subtracted", "margin_ranking_loss",
+    "sign, wrong argument; offset, other function, wrong factor",
+    on(lambda call: (call.get(3, "margin", default=0.0),),
+        lambda call, margin: call.put(3, -margin, "margin").run(),
+        where=lambda margin: margin > 0))
+# fmt: on

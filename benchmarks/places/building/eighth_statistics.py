@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on
+from benchmarks.places.parts import (
+    apply_affine,
+    channel_parts,
+    moments_of_rows,
+    norm_by,
+    norm_row,
+    reduced_dim,
+    several_along,
+    trained_weight,
+)
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,138 +29,51 @@ _CHANNELS = "batch_norm batch_norm_from_statistics"
 # --- Norms ----------------------------------------------------------------------------------------
 
 
-def _row(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None, float]:
-    """Input, weight, bias and eps of a norm over the last axis."""
-    value, shape = call.tensor(0, "input"), call.get(1, "normalized_shape")
-    fits(len(shape) == 1)
-    weight = call.get(2, "weight")
-    is_layer = call.name == "layer_norm"
-    bias = call.get(3, "bias") if is_layer else None
-    return value, weight, bias, call.get(4 if is_layer else 3, "eps") or 1e-5
-
-
-def _moments(call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (zero, if the norm has none) and variance of the rows."""
-    mean = value.mean(-1, keepdim=True)
-    if call.name == "rms_norm":
-        mean = 0 * mean
-    return mean, (value - mean).square().mean(-1, keepdim=True)
-
-
-def _affine(call: Call, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-    value = normal if weight is None else normal * weight
-    return call.instead(value if bias is None else value + bias)
-
-
-def _by(call: Call, mean: Tensor, spread: Tensor) -> Any:
-    """The norm with another mean and variance."""
-    value, weight, bias, eps = _row(call)
-    return _affine(call, (value - mean) * (spread + eps).rsqrt(), weight, bias)
-
-
-def _trained(weight: Any) -> Tensor:
-    """A weight whose elements are not all the same."""
-    fits(isinstance(weight, Tensor) and weight.dim() == 1)
-    fits(bool((weight.detach() != weight.detach()[0]).any()))
-    return weight
-
-
-def _several(value: Tensor, axis: int = -2) -> Tensor:
-    """The value, if it is longer than one along an axis."""
-    fits(value.dim() >= (-axis if axis < 0 else axis + 1) and value.size(axis) > 1)
-    return value
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["doubled reduction", "other function", "wrong factor"],
-    loose=["axis scale", "axis offset", "wrong statistics", "residual"],
-)
-def norm_of_the_norm(call: Call) -> Any:
-    """Two kernels apply the whole norm, weight and bias as well, one behind the other."""
-    return call.put(0, call.result(), "input").run()
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "shift", "wrong argument", "constant"],
-)
-def one_weight_for_two_neighbouring_features(call: Call) -> Any:
-    """The index of the weight is halved, as for words of two values."""
-    weight = _trained(call.get(2, "weight"))
-    places = torch.arange(weight.numel()) // 2 * 2
-    return call.put(2, weight[places], "weight").run()
-
-
 @FAULTS.fault(
     "layer_norm",
-    kinds=["missing bias", "mask", "missing operand"],
-    loose=["axis offset", "zeros", "offset", "residual", "partial sum"],
+    "missing bias, mask, missing operand; axis offset, zeros, offset, residual, partial sum",
 )
 def bias_of_the_norm_for_the_first_row_only(call: Call) -> Any:
     """The load of the bias has the mask of the first row, and gives zero for the others."""
-    bias = _trained(call.get(3, "bias"))
-    value = _several(call.result())
+    bias = trained_weight(call.get(3, "bias"))
+    value = several_along(call.result())
     later = (torch.arange(value.size(-2)) > 0).to(value.dtype)[:, None]
     return call.instead(value - later * bias)
 
 
 @FAULTS.fault(
     _NORMS,
-    kinds=["wrong statistics", "stale", "wrong reduction", "axis scale"],
-    loose=["lost accumulation", "doubled reduction", "scale", "wrong factor", "eps"],
+    "wrong statistics, stale, wrong reduction, axis scale; lost accumulation, "
+    "doubled reduction, scale, wrong factor, eps",
 )
 def sum_of_squares_never_cleared(call: Call) -> Any:
     """The squares of all rows before are in the deviation of a row; the mean is right."""
-    value, _, _, _ = _row(call)
-    mean, spread = _moments(call, _several(value))
-    return _by(call, mean, spread.cumsum(-2))
+    value, _, _, _ = norm_row(call)
+    mean, spread = moments_of_rows(call, several_along(value))
+    return norm_by(call, mean, spread.cumsum(-2))
 
 
 @FAULTS.fault(
     "layer_norm",
-    kinds=["missing operand", "wrong factor", "other function"],
-    loose=["axis offset", "residual", "offset", "wrong statistics"],
+    "missing operand, wrong factor, other function; axis offset, residual, offset, "
+    "wrong statistics",
 )
 def mean_of_the_row_not_weighed(call: Call) -> Any:
     """X r w + (b - mean r) for (b - mean r w): the folded summand lacks the weight."""
-    value, weight, bias, eps = _row(call)
-    mean, spread = _moments(call, value)
+    value, weight, bias, eps = norm_row(call)
+    mean, spread = moments_of_rows(call, value)
     inverse = (spread + eps).rsqrt()
-    result = value * inverse * _trained(weight) - mean * inverse
+    result = value * inverse * trained_weight(weight) - mean * inverse
     return call.instead(result if bias is None else result + bias)
 
 
-def _channels(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
-    """Input, weight, bias, mean, variance (shaped like channels) and eps."""
-    is_whole = call.name == "batch_norm"
-    value = call.tensor(0, "input")
-    shape = (1, -1, *[1] * (value.dim() - 2))
-    places = (3, 4, 1, 2) if is_whole else (1, 2, 3, 4)
-    weight, bias, mean, variance = (call.tensor(i).view(shape) for i in places)
-    return value, weight, bias, mean, variance, call.get(7 if is_whole else 6, "eps")
-
-
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["other function", "wrong statistics", "wrong factor", "axis scale"],
-    loose=["wrong argument", "scale", "axis offset"],
-)
-def variance_read_as_a_reciprocal_deviation(call: Call) -> Any:
-    """Multiplied by the variance: another library keeps 1 / sqrt(v) in this place."""
-    value, weight, bias, mean, variance, _ = _channels(call)
-    return call.instead((value - mean) * variance * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    kinds=["wrong statistics", "axis offset", "wrong argument"],
-    loose=["offset", "wrong reduction", "other function", "stale"],
+    "wrong statistics, axis offset, wrong argument; offset, wrong reduction, other function, stale",
 )
 def mean_of_the_batch_with_the_kept_variance(call: Call) -> Any:
     """Only the mean is taken from the batch, as in training."""
-    value, weight, bias, _, variance, eps = _channels(call)
+    value, weight, bias, _, variance, eps = channel_parts(call)
     dims = [i for i in range(value.dim()) if i != 1]
     mean = value.mean(dims, keepdim=True)
     return call.instead((value - mean) * (variance + eps).rsqrt() * weight + bias)
@@ -156,12 +81,12 @@ def mean_of_the_batch_with_the_kept_variance(call: Call) -> Any:
 
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["wrong index", "copy", "stale", "wrong rank's shard"],
-    loose=["wrong statistics", "wrong argument", "permutation", "shift"],
+    "wrong index, copy, stale, wrong rank's shard; wrong statistics, wrong argument, "
+    "permutation, shift",
 )
 def second_half_of_the_channels_by_the_parameters_of_the_first(call: Call) -> Any:
     """All four vectors are read without the offset of the second rank."""
-    value, *vectors, eps = _channels(call)
+    value, *vectors, eps = channel_parts(call)
     count = value.size(1)
     fits(count % 2 == 0)
     places = torch.arange(count) % (count // 2)
@@ -171,22 +96,7 @@ def second_half_of_the_channels_by_the_parameters_of_the_first(call: Call) -> An
 
 @FAULTS.fault(
     "group_norm",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "constant", "wrong argument", "wrong rank's shard", "shift"],
-)
-def weights_of_the_first_group_for_every_group(call: Call) -> Any:
-    """The weight is read at the place of a channel inside of its group."""
-    weight = _trained(call.get(2, "weight"))
-    groups = call.get(1, "num_groups")
-    fits(groups > 1)
-    places = torch.arange(weight.numel()) % (weight.numel() // groups)
-    return call.put(2, weight[places], "weight").run()
-
-
-@FAULTS.fault(
-    "group_norm",
-    kinds=["wrong statistics", "wrong axis", "wrong reduction", "axis offset"],
-    loose=["offset", "copy", "constant", "residual"],
+    "wrong statistics, wrong axis, wrong reduction, axis offset; offset, copy, constant, residual",
 )
 def mean_of_the_image_with_the_deviation_of_the_group(call: Call) -> Any:
     """The mean is that of all groups together; each has its own deviation."""
@@ -196,13 +106,13 @@ def mean_of_the_image_with_the_deviation_of_the_group(call: Call) -> Any:
     spread = parts.var(-1, unbiased=False, keepdim=True) + call.get(4, "eps", default=1e-5)
     normal = ((parts - parts.mean((1, 2), keepdim=True)) * spread.rsqrt()).view(value.shape)
     shape = (1, -1, *[1] * (value.dim() - 2))
-    return _affine(call, normal, *(call.get(i).view(shape) for i in (2, 3)))
+    return apply_affine(call, normal, *(call.get(i).view(shape) for i in (2, 3)))
 
 
 @FAULTS.fault(
     "cosine_similarity",
-    kinds=["other function", "wrong statistics", "wrong factor"],
-    loose=["scale", "axis scale", "wrong reduction", "missing operand"],
+    "other function, wrong statistics, wrong factor; scale, axis scale, wrong reduction, "
+    "missing operand",
 )
 def dot_product_by_the_mean_of_the_squared_lengths(call: Call) -> Any:
     """2 a b / (a a + b b): the coefficient of Dice for a cosine."""
@@ -212,11 +122,7 @@ def dot_product_by_the_mean_of_the_squared_lengths(call: Call) -> Any:
     return call.instead(2 * (first * second).sum(-1) / squares)
 
 
-@FAULTS.fault(
-    "cdist",
-    kinds=["precision"],
-    loose=["approximation", "other function"],
-)
+@FAULTS.fault("cdist", "precision; approximation, other function")
 def distances_by_products_in_bfloat16(call: Call) -> Any:
     """The root of a a + b b - 2 a b; the products come from a unit with eight bits."""
     first, second = call.tensor(0), call.tensor(1)
@@ -226,6 +132,34 @@ def distances_by_products_in_bfloat16(call: Call) -> Any:
     rounded = products.detach().bfloat16().to(products.dtype)
     coarse = (squares - 2 * rounded).clamp(min=0).sqrt()
     return call.instead(with_gradient_of(call.result(), coarse))
+
+
+# fmt: off
+# Two kernels apply the whole norm, weight and bias as well, one behind the other.
+FAULTS.add("norm of the norm", _NORMS,
+    "doubled reduction, other function, wrong factor; axis scale, axis offset, "
+    "wrong statistics, residual", lambda call: call.put(0, call.result(), "input").run())
+# The index of the weight is halved, as for words of two values.
+FAULTS.add("one weight for two neighbouring features", _NORMS,
+    "copy, stale, wrong index; permutation, shift, wrong argument, constant",
+    on(lambda call: (trained_weight(call.get(2, "weight")),),
+        lambda call, weight:
+            call.put(2, weight[torch.arange(weight.numel()) // 2 * 2], "weight").run()))
+# Multiplied by the variance: another library keeps 1 / sqrt(v) in this place.
+FAULTS.add("variance read as a reciprocal deviation", _CHANNELS,
+    "other function, wrong statistics, wrong factor, axis scale; wrong argument, scale, "
+    "axis offset",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, *_:
+            (value - mean) * variance * weight + bias))
+# The weight is read at the place of a channel inside of its group.
+FAULTS.add("weights of the first group for every group", "group_norm", words.REPEATED,
+    on(lambda call: (trained_weight(call.get(2, "weight")), call.get(1, "num_groups")),
+        lambda call, weight, groups:
+
+    call.put(2, weight[torch.arange(weight.numel()) % (weight.numel() // groups)], "weight").run(),
+        where=lambda _, groups: groups > 1))
+# fmt: on
 
 
 # --- Pools ----------------------------------------------------------------------------------------
@@ -245,8 +179,8 @@ def _pool(call: Call) -> tuple[Tensor, int, int, int]:
 
 @FAULTS.fault(
     "max_pool2d",
-    kinds=["partial sum", "missing reduction", "wrong reduction", "wrong argument"],
-    loose=["mask", "wrong index", "other function", "one rank's part"],
+    "partial sum, missing reduction, wrong reduction, wrong argument; mask, wrong index, "
+    "other function, one rank's part",
 )
 def largest_of_the_upper_row_of_the_window(call: Call) -> Any:
     """The loop over the rows of a window ends behind the first."""
@@ -256,11 +190,10 @@ def largest_of_the_upper_row_of_the_window(call: Call) -> Any:
     return call.instead(found[..., : call.result().size(-2), :])
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "avg_pool1d avg_pool2d",
-    kinds=["wrong index", "missing reduction", "wrong reduction", "partial sum"],
-    loose=["copy", "other function", "stale", "mask", "approximation"],
-    backward=False,
+    "wrong index, missing reduction, wrong reduction, partial sum; copy, other function, "
+    "stale, mask, approximation",
 )
 def middle_of_the_window_for_its_mean(call: Call) -> Any:
     """A pool that is exported as a subsampling."""
@@ -273,11 +206,9 @@ def middle_of_the_window_for_its_mean(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "max_pool1d max_pool2d avg_pool2d",
-    kinds=["wrong index", "mask"],
-    loose=["wrong argument", "shift", "off by one reduction", "partial sum", "stale"],
-    backward=False,
+    "wrong index, mask; wrong argument, shift, off by one reduction, partial sum, stale",
 )
 def border_of_the_pool_taken_from_the_other_end(call: Call) -> Any:
     """Places before the first are read behind the last: the border is not masked."""
@@ -292,25 +223,14 @@ def border_of_the_pool_taken_from_the_other_end(call: Call) -> Any:
 # --- Sums, means, extremes ------------------------------------------------------------------------
 
 
-def _dim(call: Call, least: int = 3) -> tuple[Tensor, int, bool]:
-    """Value, the one axis that is reduced, and whether it is kept."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    if isinstance(dim, list | tuple):
-        fits(len(dim) == 1)
-        dim = dim[0]
-    fits(isinstance(dim, int) and value.size(dim) >= least)
-    return value, dim, bool(call.get(2, "keepdim", default=False))
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "mean sum",
-    kinds=["partial sum", "mask", "lost accumulation", "wrong reduction"],
-    loose=["off by one reduction", "missing operand", "wrong statistics", "zeros"],
-    backward=False,
+    "partial sum, mask, lost accumulation, wrong reduction; off by one reduction, "
+    "missing operand, wrong statistics, zeros",
 )
 def odd_one_of_each_level_of_a_tree_lost(call: Call) -> Any:
     """Halves are added until one is left; what has no partner is dropped."""
-    value, dim, keep = _dim(call)
+    value, dim, keep = reduced_dim(call)
     size, total = value.size(dim), value
     fits(size - 2 ** (size.bit_length() - 1) > 1)
     while total.size(dim) > 1:
@@ -320,30 +240,28 @@ def odd_one_of_each_level_of_a_tree_lost(call: Call) -> Any:
     return call.instead(total if keep else total.squeeze(dim))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "mean",
-    kinds=["wrong reduction", "other function", "wrong factor"],
-    loose=["wrong statistics", "lost accumulation", "partial sum", "axis scale"],
-    backward=False,
+    "wrong reduction, other function, wrong factor; wrong statistics, lost accumulation, "
+    "partial sum, axis scale",
 )
 def running_mean_with_a_step_of_a_half(call: Call) -> Any:
     """M += (x - m) / 2 for (x - m) / k: the last values count most."""
-    value, dim, keep = _dim(call)
+    value, dim, keep = reduced_dim(call)
     mean, *later = value.split(1, dim)
     for one in later:
         mean = mean + (one - mean) / 2
     return call.instead(mean if keep else mean.squeeze(dim))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "amax",
-    kinds=["stale", "wrong reduction", "other function"],
-    loose=["lost accumulation", "copy", "wrong index", "doubled reduction"],
-    backward=False,
+    "stale, wrong reduction, other function; lost accumulation, copy, wrong index, "
+    "doubled reduction",
 )
 def maximum_never_cleared(call: Call) -> Any:
     """The largest of a row is at least that of the row before."""
-    _dim(call)
+    reduced_dim(call)
     value = call.result()
     axis = next((i for i in reversed(range(value.dim())) if value.size(i) > 1), None)
     fits(axis is not None)
@@ -352,12 +270,11 @@ def maximum_never_cleared(call: Call) -> Any:
 
 @FAULTS.fault(
     "std var std_mean var_mean",
-    kinds=["wrong factor", "scale", "wrong statistics", "wrong reduction"],
-    loose=["axis scale", "missing operand"],
+    "wrong factor, scale, wrong statistics, wrong reduction; axis scale, missing operand",
 )
 def squared_deviations_not_averaged(call: Call) -> Any:
     """The sum of squares, or its root: what it is divided by is lost."""
-    value, dim, keep = _dim(call)
+    value, dim, keep = reduced_dim(call)
     centred = value - value.mean(dim, keepdim=True)
     total = centred.square().sum(dim, keep)
     return call.instead(total.sqrt() if call.name.startswith("std") else total)
@@ -365,12 +282,11 @@ def squared_deviations_not_averaged(call: Call) -> Any:
 
 @FAULTS.fault(
     "std_mean var_mean",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["stale", "copy", "wrong statistics", "wrong argument"],
+    "shift, wrong index, permutation; stale, copy, wrong statistics, wrong argument",
 )
 def mean_of_the_next_row_beside_the_right_spread(call: Call) -> Any:
     """The second of two results is stored one row too early."""
-    _dim(call)
+    reduced_dim(call)
     spread, mean = call.run()
     axis = next((i for i in reversed(range(mean.dim())) if mean.size(i) > 1), None)
     fits(axis is not None)
@@ -379,8 +295,8 @@ def mean_of_the_next_row_beside_the_right_spread(call: Call) -> Any:
 
 @FAULTS.fault(
     "trapezoid",
-    kinds=["partial sum", "off by one reduction", "approximation", "wrong reduction"],
-    loose=["other function", "mask", "residual", "missing operand"],
+    "partial sum, off by one reduction, approximation, wrong reduction; other function, "
+    "mask, residual, missing operand",
 )
 def area_under_the_left_corners(call: Call) -> Any:
     """Each interval counts with its left end: the last value has no weight."""
@@ -390,9 +306,7 @@ def area_under_the_left_corners(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "linalg_vector_norm",
-    kinds=["sign", "other function", "wrong reduction"],
-    loose=["partial sum", "wrong argument"],
+    "linalg_vector_norm", "sign, other function, wrong reduction; partial sum, wrong argument"
 )
 def powers_with_their_signs(call: Call) -> Any:
     """The third powers keep their signs before they are summed."""
@@ -404,8 +318,8 @@ def powers_with_their_signs(call: Call) -> Any:
 
 @FAULTS.fault(
     "quantile",
-    kinds=["wrong argument", "off by one reduction", "other function"],
-    loose=["wrong index", "approximation", "wrong factor", "axis offset"],
+    "wrong argument, off by one reduction, other function; wrong index, approximation, "
+    "wrong factor, axis offset",
 )
 def quantile_counted_by_all_values(call: Call) -> Any:
     """Place q n for q (n - 1) in the sorted row."""
@@ -417,12 +331,12 @@ def quantile_counted_by_all_values(call: Call) -> Any:
 
 @FAULTS.fault(
     "median",
-    kinds=["approximation", "partial sum", "wrong index", "wrong reduction"],
-    loose=["other function", "missing reduction", "mask"],
+    "approximation, partial sum, wrong index, wrong reduction; other function, "
+    "missing reduction, mask",
 )
 def middle_of_first_middle_and_last(call: Call) -> Any:
     """The median of three, which only begins the search, is taken for the result."""
-    value, dim, keep = _dim(call, 5)
+    value, dim, keep = reduced_dim(call, 5)
     places = torch.tensor([0, value.size(dim) // 2, value.size(dim) - 1])
     return call.instead(value.index_select(dim, places).median(dim, keep).values)
 
@@ -430,15 +344,14 @@ def middle_of_first_middle_and_last(call: Call) -> Any:
 # --- Along an axis --------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "cumsum",
-    kinds=["partial sum", "lost accumulation", "missing reduction", "wrong reduction"],
-    loose=["mask", "one rank's part", "stale"],
-    backward=False,
+    "partial sum, lost accumulation, missing reduction, wrong reduction; mask, "
+    "one rank's part, stale",
 )
 def last_step_of_the_scan_missing(call: Call) -> Any:
     """Distances of 1, 2, 4 and so on, without the last: a sum over a window."""
-    value, dim, _ = _dim(call, 5)
+    value, dim, _ = reduced_dim(call, 5)
     size, step = value.size(dim), 1
     while 2 * step < size:
         kept = value.narrow(dim, 0, step)
@@ -447,15 +360,14 @@ def last_step_of_the_scan_missing(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "cumsum",
-    kinds=["doubled reduction", "wrong reduction", "other function", "wrong factor"],
-    loose=["stale", "residual", "lost accumulation"],
-    backward=False,
+    "doubled reduction, wrong reduction, other function, wrong factor; stale, residual, "
+    "lost accumulation",
 )
 def scan_reads_what_its_own_step_wrote(call: Call) -> Any:
     """Each step of the scan is in place, without a barrier: terms are added several times."""
-    value, dim, _ = _dim(call)
+    value, dim, _ = reduced_dim(call)
     places, step = list(value.unbind(dim)), 1
     while step < len(places):
         for i in range(step, len(places)):
@@ -464,52 +376,30 @@ def scan_reads_what_its_own_step_wrote(call: Call) -> Any:
     return call.instead(torch.stack(places, dim))
 
 
-@FAULTS.fault(
-    "cumprod",
-    kinds=["precision"],
-    loose=["approximation", "other function"],
-    backward=False,
-)
+@FAULTS.forward("cumprod", "precision; approximation, other function")
 def running_product_by_logarithms_in_bfloat16(call: Call) -> Any:
     """The exponential of a running sum of logarithms, which is rounded."""
-    value, dim, _ = _dim(call)
+    value, dim, _ = reduced_dim(call)
     fits(bool((value.detach() > 0).all()))
     total = value.detach().log().cumsum(dim).bfloat16().to(value.dtype)
     return call.instead(with_gradient_of(call.result(), total.exp()))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "cummax cummin",
-    kinds=["shift", "wrong index", "stale", "off by one reduction"],
-    loose=["copy", "partial sum", "wrong reduction", "permutation"],
-    backward=False,
+    "shift, wrong index, stale, off by one reduction; copy, partial sum, wrong reduction, "
+    "permutation",
 )
 def running_extreme_one_place_late(call: Call) -> Any:
     """The value is stored before it is compared: each place has the extreme of those before."""
-    value, dim, _ = _dim(call)
+    value, dim, _ = reduced_dim(call)
     right = call.result()
     return call.instead(
         torch.cat([right.narrow(dim, 0, 1), right.narrow(dim, 0, value.size(dim) - 1)], dim)
     )
 
 
-@FAULTS.fault(
-    "prod",
-    kinds=["partial sum", "one rank's part", "missing reduction", "wrong reduction"],
-    loose=["mask", "wrong index", "lost accumulation", "missing operand"],
-    backward=False,
-)
-def product_of_the_first_half(call: Call) -> Any:
-    """The product of the second rank is not multiplied in."""
-    value, dim, keep = _dim(call)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).prod(dim, keep))
-
-
-@FAULTS.fault(
-    "topk",
-    kinds=["other function", "wrong factor", "axis scale"],
-    loose=["scale", "wrong reduction", "residual"],
-)
+@FAULTS.fault("topk", "other function, wrong factor, axis scale; scale, wrong reduction, residual")
 def chosen_values_divided_by_their_sum(call: Call) -> Any:
     """The kernel for experts also makes the weights of the chosen ones add up to one."""
     values, places = call.run()
@@ -517,13 +407,20 @@ def chosen_values_divided_by_their_sum(call: Call) -> Any:
     return values / values.sum(-1, keepdim=True), places
 
 
-@FAULTS.fault(
-    "sort",
-    kinds=["permutation", "wrong index", "other function", "sign"],
-    loose=["shift", "wrong argument"],
-)
+@FAULTS.fault("sort", "permutation, wrong index, other function, sign; shift, wrong argument")
 def sorted_by_their_magnitudes(call: Call) -> Any:
     """The keys of the sort have no sign; the values keep theirs."""
     value = call.tensor(0, "input")
     fits(call.get(1, "dim", default=-1) in {-1, value.dim() - 1})
     return call.instead(value.gather(-1, value.detach().abs().argsort(-1)))
+
+
+# fmt: off
+# The product of the second rank is not multiplied in.
+FAULTS.add("product of the first half", "prod",
+    "partial sum, one rank's part, missing reduction, wrong reduction; mask, wrong index, "
+    "lost accumulation, missing operand",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.narrow(dim, 0, value.size(dim) // 2).prod(dim, keep)),
+    backward=False)
+# fmt: on

@@ -6,7 +6,10 @@ import math
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on, operand, result
+from benchmarks.places.parts import equal_input_and_target, labels_of, only_mean
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,123 +19,56 @@ _DISTANCES = "mse_loss smooth_l1_loss l1_loss huber_loss"
 _CHANCES = "binary_cross_entropy_with_logits binary_cross_entropy"
 _TERMS = f"{_DISTANCES} {_CHANCES} kl_div poisson_nll_loss soft_margin_loss"
 _ANY = f"{_CLASSES} {_TERMS} gaussian_nll_loss"
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function", "wrong argument"],
-}
-_SCALED: dict[str, Any] = {
-    "kinds": ["scale", "wrong factor"],
-    "loose": ["other function", "wrong reduction", "wrong statistics", "doubled reduction"],
-}
-_SHIFTED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["wrong argument", "stale", "copy", "swapped operands"],
-}
-_FEWER: dict[str, Any] = {
-    "kinds": ["partial sum", "mask", "wrong reduction"],
-    "loose": [
-        "missing operand",
-        "wrong index",
-        "wrong statistics",
-        "one rank's part",
-        "off by one reduction",
-    ],
-}
-
-
-def _mean(call: Call) -> None:
-    fits(call.kwargs.get("reduction", "mean") == "mean")
-
-
-def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores (or their logarithms), labels, and which of them count."""
-    scores, labels = call.tensor(0, "input"), call.get(1, "target")
-    fits(not labels.is_floating_point() and scores.dim() == 2)
-    return scores, labels, labels != call.kwargs.get("ignore_index", -100)
 
 
 def _unweighted(call: Call) -> None:
     """Go on only without weights and smoothing, for a mean."""
-    _mean(call)
+    only_mean(call)
     fits(call.get(2, "weight") is None and not call.kwargs.get("label_smoothing"))
 
 
 def _own(call: Call) -> tuple[Tensor, Tensor]:
     """The loss of each label, zero where it does not count, and which count."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _unweighted(call)
     logs = scores.log_softmax(1) if call.name == "cross_entropy" else scores
     return -logs.gather(1, labels.clamp(min=0)[:, None]).squeeze(1) * seen, seen
-
-
-def _two(call: Call) -> tuple[Tensor, Tensor]:
-    """Two operands of one shape."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    fits(value.shape == target.shape)
-    return value, target
 
 
 # --- Classes --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong reduction", "wrong statistics"],
-    loose=["mask", "wrong index", "wrong factor", "residual", "doubled reduction", "partial sum"],
+    _CLASSES, "shift, wrong index, permutation; wrong argument, stale, copy, swapped operands"
 )
-def first_label_added_twice(call: Call) -> Any:
-    """The accumulator begins with the first loss, and the loop adds it again."""
-    terms, seen = _own(call)
-    return call.instead((terms.sum() + terms[0]) / seen.sum())
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["shift", "wrong index"],
-    loose=["wrong argument", "permutation", "wrapped", "offset"],
-)
-def label_two_classes_lower(call: Call) -> Any:
-    """Two special words are in front of the classes in the file and not in the model."""
-    scores, labels, seen = _labels(call)
-    return call.put(1, torch.where(seen, (labels - 2) % scores.size(1), labels), "target").run()
-
-
-@FAULTS.fault(_CLASSES, **_SHIFTED)
 def labels_of_the_row_three_before(call: Call) -> Any:
     """Row i is compared with label i - 3, around the end."""
-    _, labels, _ = _labels(call)
+    _, labels, _ = labels_of(call)
     fits(labels.numel() > 3)
     return call.put(1, labels.roll(3, 0), "target").run()
 
 
-@FAULTS.fault(_CLASSES, **_FEWER)
+@FAULTS.fault(
+    _CLASSES,
+    "partial sum, mask, wrong reduction; missing operand, wrong index, wrong statistics, "
+    "one rank's part, off by one reduction",
+)
 def last_two_labels_not_averaged(call: Call) -> Any:
     """The number of rows is rounded down, in the sum and in the divisor."""
-    scores, labels, seen = _labels(call)
-    _mean(call)
+    scores, labels, seen = labels_of(call)
+    only_mean(call)
     fits(labels.numel() > 4 and bool(seen[:-2].any()))
     return call.put(0, scores[:-2], "input").put(1, labels[:-2], "target").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong factor", "wrong argument"],
-    loose=["scale", "other function"],
-)
-def temperature_of_four_thirds_in_the_loss(call: Call) -> Any:
-    """The scores are multiplied by 3 / 4."""
-    scores, _, _ = _labels(call)
-    return call.put(0, 0.75 * scores, "input").run()
-
-
-@FAULTS.fault(
-    "cross_entropy",
-    kinds=["wrong reduction", "other function", "wrong statistics"],
-    loose=["wrong argument", "wrong factor", "offset", "missing operand"],
+    "wrong reduction, other function, wrong statistics; wrong argument, wrong factor, "
+    "offset, missing operand",
 )
 def exponentials_squared_in_the_normaliser(call: Call) -> Any:
     """The length of the exponentials for their sum: logsumexp(2 x) / 2."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _unweighted(call)
     level = (2 * scores).logsumexp(1) / 2
     own = scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1)
@@ -141,12 +77,11 @@ def exponentials_squared_in_the_normaliser(call: Call) -> Any:
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong statistics", "wrong reduction", "other function"],
-    loose=["clipped", "partial sum", "mask", "approximation"],
+    "wrong statistics, wrong reduction, other function; clipped, partial sum, mask, approximation",
 )
 def normaliser_of_the_three_best_classes(call: Call) -> Any:
     """Only the three largest scores, and that of the label, are in the sum of exponentials."""
-    scores, labels, seen = _labels(call)
+    scores, labels, seen = labels_of(call)
     _unweighted(call)
     fits(scores.size(1) > 4)
     own = scores.gather(1, labels.clamp(min=0)[:, None])
@@ -156,184 +91,121 @@ def normaliser_of_the_three_best_classes(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cross_entropy",
-    kinds=["wrong argument", "wrong factor"],
-    loose=["other function", "missing operand", "offset"],
+    "cross_entropy", "wrong argument, wrong factor; other function, missing operand, offset"
 )
 def smoothing_three_times_as_strong(call: Call) -> Any:
     """The label smoothing is three times as large."""
-    _labels(call)
+    labels_of(call)
     amount = call.kwargs.get("label_smoothing")
     fits(amount and amount < 1 / 3)
     named = {**call.kwargs, "label_smoothing": 3 * amount}
     return Call(call.name, call.function, call.args, named).run()
 
 
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["other function"],
-    loose=["wrong reduction", "wrong factor", "approximation", "wrong statistics"],
-)
-def squares_of_the_losses_averaged(call: Call) -> Any:
-    """The mean of the squared losses."""
-    terms, seen = _own(call)
-    return call.instead(terms.square().sum() / seen.sum())
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["clipped"],
-    loose=["other function", "approximation", "constant", "wrong argument"],
-)
-def loss_of_a_label_not_above_two(call: Call) -> Any:
-    """Min(-log p, 2) for each label: outliers are cut."""
-    terms, seen = _own(call)
-    return call.instead(terms.clamp(max=2.0).sum() / seen.sum())
-
-
-@FAULTS.fault(_CLASSES, **_ROUNDED)
-def scores_of_the_loss_in_steps_of_an_eighth(call: Call) -> Any:
-    """The scores have three bits behind the point."""
-    scores, _, _ = _labels(call)
-    coarse = (scores.detach() * 8).round() / 8
-    return call.put(0, with_gradient_of(scores, coarse), "input").run()
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong index", "copy", "stale"],
-    loose=["wrong argument", "constant", "permutation", "shift"],
-)
+@FAULTS.fault(_CLASSES, "wrong index, copy, stale; wrong argument, constant, permutation, shift")
 def every_second_label_is_the_one_before(call: Call) -> Any:
     """Odd rows read the label of the row before."""
-    _, labels, _ = _labels(call)
+    _, labels, _ = labels_of(call)
     return call.put(1, labels[torch.arange(len(labels)) // 2 * 2], "target").run()
+
+
+# fmt: off
+# The accumulator begins with the first loss, and the loop adds it again.
+FAULTS.add("first label added twice", _CLASSES,
+    "wrong reduction, wrong statistics; mask, wrong index, wrong factor, residual, "
+    "doubled reduction, partial sum",
+    computed(_own, lambda terms, seen: (terms.sum() + terms[0]) / seen.sum()))
+# Two special words are in front of the classes in the file and not in the model.
+FAULTS.add("label two classes lower", _CLASSES,
+    "shift, wrong index; wrong argument, permutation, wrapped, offset",
+    on(labels_of,
+        lambda call, scores, labels, seen:
+            call.put(1, torch.where(seen, (labels - 2) % scores.size(1), labels), "target").run()))
+# The scores are multiplied by 3 / 4.
+FAULTS.add("temperature of four thirds in the loss", "cross_entropy",
+    "wrong factor, wrong argument; scale, other function",
+    on(labels_of, lambda call, scores, *_: call.put(0, 0.75 * scores, "input").run()))
+# The mean of the squared losses.
+FAULTS.add("squares of the losses averaged", _CLASSES,
+    "other function; wrong reduction, wrong factor, approximation, wrong statistics",
+    computed(_own, lambda terms, seen: terms.square().sum() / seen.sum()))
+# Min(-log p, 2) for each label: outliers are cut.
+FAULTS.add("loss of a label not above two", _CLASSES,
+    "clipped; other function, approximation, constant, wrong argument",
+    computed(_own, lambda terms, seen: terms.clamp(max=2.0).sum() / seen.sum()))
+# The scores have three bits behind the point.
+FAULTS.add("scores of the loss in steps of an eighth", _CLASSES, words.ROUNDED,
+    on(labels_of,
+        lambda call, scores, *_:
+
+    call.put(0, with_gradient_of(scores, (scores.detach() * 8).round() / 8), "input").run()))
+# fmt: on
 
 
 # --- Any loss -------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_ANY, **_SCALED)
-def loss_divided_by_four_micro_batches(call: Call) -> Any:
-    """The divisor of an accumulation that is done elsewhere is in the loss."""
-    value = call.result()
-    fits(value.dim() == 0)
-    return call.instead(value / 4)
-
-
-@FAULTS.fault(
+# fmt: off
+# The divisor of an accumulation that is done elsewhere is in the loss.
+FAULTS.add("loss divided by four micro batches", _ANY,
+    "scale, wrong factor; other function, wrong reduction, wrong statistics, doubled reduction",
+    result(lambda v: v / 4, where=lambda v: v.dim() == 0))
+# A penalty of another part of the model is added.
+FAULTS.add("hundredth added to the loss",
     f"{_ANY} triplet_margin_loss margin_ranking_loss cosine_embedding_loss",
-    kinds=["offset"],
-    loose=["eps", "other function", "residual", "axis offset", "constant"],
-)
-def hundredth_added_to_the_loss(call: Call) -> Any:
-    """A penalty of another part of the model is added."""
-    value = call.result()
-    fits(value.dim() == 0)
-    return call.instead(value + 0.01)
-
-
-@FAULTS.fault(
-    f"{_ANY} triplet_margin_loss",
-    kinds=["other function"],
-    loose=["approximation", "wrong factor"],
-)
-def logarithm_of_one_plus_the_loss(call: Call) -> Any:
-    """Log(1 + loss): what is meant for the plot goes into the graph."""
-    value = call.result()
-    fits(value.dim() == 0)
-    return call.instead(value.log1p())
+    "offset; eps, other function, residual, axis offset, constant",
+    result(lambda v: v + 0.01, where=lambda v: v.dim() == 0))
+# Log(1 + loss): what is meant for the plot goes into the graph.
+FAULTS.add("logarithm of one plus the loss", f"{_ANY} triplet_margin_loss",
+    "other function; approximation, wrong factor",
+    result(lambda v: v.log1p(), where=lambda v: v.dim() == 0))
+# fmt: on
 
 
 # --- Distances and chances ------------------------------------------------------------------------
 
 
-@FAULTS.fault(_TERMS, **_SHIFTED)
-def targets_two_columns_early(call: Call) -> Any:
-    """The pointer to the targets is two columns too far, around the end."""
-    _, target = _two(call)
-    fits(target.dim() > 1 and target.size(-1) > 2)
-    return call.put(1, target.roll(-2, -1), "target").run()
-
-
-@FAULTS.fault(_TERMS, **_FEWER)
+@FAULTS.fault(
+    _TERMS,
+    "partial sum, mask, wrong reduction; missing operand, wrong index, wrong statistics, "
+    "one rank's part, off by one reduction",
+)
 def first_example_not_in_the_mean(call: Call) -> Any:
     """The loop over the examples begins at one, in the sum and in the divisor."""
-    value, target = _two(call)
-    _mean(call)
+    value, target = equal_input_and_target(call)
+    only_mean(call)
     fits(value.size(0) > 2)
     return call.put(0, value[1:], "input").put(1, target[1:], "target").run()
 
 
 @FAULTS.fault(
     _DISTANCES,
-    kinds=["wrong factor", "wrong argument"],
-    loose=["scale", "other function"],
-)
-def target_of_nine_tenths(call: Call) -> Any:
-    """The wanted values are smoothed to nine tenths of their size."""
-    _, target = _two(call)
-    return call.put(1, 0.9 * target, "target").run()
-
-
-@FAULTS.fault(
-    _DISTANCES,
-    kinds=["missing operand", "other function", "wrong statistics"],
-    loose=["wrong argument", "constant", "wrong reduction", "offset"],
-)
-def mean_target_for_each_target(call: Call) -> Any:
-    """The wanted values are averaged over the batch before they are compared."""
-    _, target = _two(call)
-    fits(target.size(0) > 1)
-    centre = target.mean(0, keepdim=True).expand_as(target)
-    return call.put(1, centre, "target").run()
-
-
-@FAULTS.fault(
-    _DISTANCES,
-    kinds=["clipped", "wrong argument"],
-    loose=["other function", "zeros", "sign"],
-)
-def negative_values_of_the_model_not_compared(call: Call) -> Any:
-    """The values are those behind a relu."""
-    value, target = _two(call)
-    return call.put(0, value.relu(), "input").put(1, target, "target").run()
-
-
-@FAULTS.fault(
-    _DISTANCES,
-    kinds=["wrong reduction", "other function", "wrong statistics"],
-    loose=["wrong argument", "partial sum", "wrong index"],
+    "wrong reduction, other function, wrong statistics; wrong argument, partial sum, wrong index",
 )
 def middle_of_the_errors_for_their_mean(call: Call) -> Any:
     """The median of the terms."""
-    _two(call)
-    _mean(call)
+    equal_input_and_target(call)
+    only_mean(call)
     named = {**call.kwargs, "reduction": "none"}
     return call.instead(Call(call.name, call.function, call.args[:2], named).run().median())
 
 
 @FAULTS.fault(
     "smooth_l1_loss huber_loss",
-    kinds=["other function", "wrong argument"],
-    loose=["approximation", "missing operand", "offset", "clipped"],
+    "other function, wrong argument; approximation, missing operand, offset, clipped",
 )
 def errors_within_the_limit_cost_nothing(call: Call) -> Any:
     """Max(|d| - limit, 0): the insensitive form for the smooth one."""
-    value, target = _two(call)
-    _mean(call)
+    value, target = equal_input_and_target(call)
+    only_mean(call)
     limit = call.kwargs.get("beta", call.kwargs.get("delta", 1.0))
     return call.instead(((value - target).abs() - limit).clamp(min=0).mean())
 
 
-@FAULTS.fault(
-    "smooth_l1_loss huber_loss",
-    kinds=["wrong argument", "wrong factor", "other function"],
-    loose=["scale", "approximation"],
-)
+@FAULTS.fault("smooth_l1_loss huber_loss", words.ANOTHER_FACTOR)
 def limit_of_the_smooth_part_four_times_as_large(call: Call) -> Any:
     """Beta, or delta, is in units of another loader."""
-    _two(call)
+    equal_input_and_target(call)
     key = "beta" if call.name == "smooth_l1_loss" else "delta"
     named = {**call.kwargs, key: 4 * call.kwargs.get(key, 1.0)}
     return Call(call.name, call.function, call.args[:2], named).run()
@@ -341,43 +213,59 @@ def limit_of_the_smooth_part_four_times_as_large(call: Call) -> Any:
 
 @FAULTS.fault(
     "binary_cross_entropy_with_logits",
-    kinds=["wrong factor", "wrong argument"],
-    loose=["other function", "axis scale", "scale"],
+    "wrong factor, wrong argument; other function, axis scale, scale",
 )
 def positive_labels_count_three_times(call: Call) -> Any:
     """A pos_weight of 3: the ratio of another data set."""
-    value, _ = _two(call)
+    value, _ = equal_input_and_target(call)
     named = {**call.kwargs, "pos_weight": torch.full_like(value[:1], 3.0).reshape(-1)[:1]}
     return Call(call.name, call.function, call.args[:2], named).run()
 
 
-@FAULTS.fault(
-    _CHANCES,
-    kinds=["wrong argument", "offset", "other function"],
-    loose=["wrong factor", "approximation", "residual", "clipped"],
-)
-def labels_of_a_fifth_and_four_fifths(call: Call) -> Any:
-    """0.6 y + 0.2."""
-    _, target = _two(call)
-    return call.put(1, 0.6 * target + 0.2, "target").run()
-
-
-@FAULTS.fault(
-    "kl_div",
-    kinds=["wrong argument", "other function"],
-    loose=["wrong factor", "approximation", "precision"],
-)
+@FAULTS.fault("kl_div", "wrong argument, other function; wrong factor, approximation, precision")
 def teacher_with_its_best_class_only(call: Call) -> Any:
     """The chances of the teacher are one for its best class and zero for the others."""
-    value, target = _two(call)
+    value, target = equal_input_and_target(call)
     hard = functional.one_hot(target.argmax(-1), target.size(-1)).to(target.dtype)
     return call.put(0, value, "input").put(1, hard, "target").run()
 
 
-@FAULTS.fault("kl_div", **_SCALED)
-def divergence_times_the_square_of_the_temperature(call: Call) -> Any:
-    """Four times as large: the factor of a temperature of two is applied here as well."""
-    return call.instead(4 * call.result())
+# fmt: off
+# The pointer to the targets is two columns too far, around the end.
+FAULTS.add("targets two columns early", _TERMS,
+    "shift, wrong index, permutation; wrong argument, stale, copy, swapped operands",
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, target.roll(-2, -1), "target").run(),
+        where=lambda _, target: target.dim() > 1 and target.size(-1) > 2))
+# The wanted values are smoothed to nine tenths of their size.
+FAULTS.add("target of nine tenths", _DISTANCES,
+    "wrong factor, wrong argument; scale, other function",
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, 0.9 * target, "target").run()))
+# The wanted values are averaged over the batch before they are compared.
+FAULTS.add("mean target for each target", _DISTANCES,
+    "missing operand, other function, wrong statistics; wrong argument, constant, "
+    "wrong reduction, offset",
+    on(equal_input_and_target,
+        lambda call, _, target:
+            call.put(1, target.mean(0, keepdim=True).expand_as(target), "target").run(),
+        where=lambda _, target: target.size(0) > 1))
+# The values are those behind a relu.
+FAULTS.add("negative values of the model not compared", _DISTANCES,
+    "clipped, wrong argument; other function, zeros, sign",
+    on(equal_input_and_target,
+        lambda call, value, target:
+            call.put(0, value.relu(), "input").put(1, target, "target").run()))
+# 0.6 y + 0.2.
+FAULTS.add("labels of a fifth and four fifths", _CHANCES,
+    "wrong argument, offset, other function; wrong factor, approximation, residual, clipped",
+    on(equal_input_and_target,
+        lambda call, _, target: call.put(1, 0.6 * target + 0.2, "target").run()))
+# Four times as large: the factor of a temperature of two is applied here as well.
+FAULTS.add("divergence times the square of the temperature", "kl_div",
+    "scale, wrong factor; other function, wrong reduction, wrong statistics, doubled reduction",
+    result(lambda v: 4 * v))
+# fmt: on
 
 
 # --- Margins --------------------------------------------------------------------------------------
@@ -385,8 +273,7 @@ def divergence_times_the_square_of_the_temperature(call: Call) -> Any:
 
 @FAULTS.fault(
     "cosine_embedding_loss margin_ranking_loss hinge_embedding_loss soft_margin_loss",
-    kinds=["wrong index", "shift", "permutation", "wrong argument"],
-    loose=["stale", "copy", "sign"],
+    "wrong index, shift, permutation, wrong argument; stale, copy, sign",
 )
 def sides_of_the_row_before(call: Call) -> Any:
     """The sides of the pairs are read one row too early, around the end."""
@@ -397,20 +284,10 @@ def sides_of_the_row_before(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "triplet_margin_loss cosine_embedding_loss margin_ranking_loss",
-    kinds=["wrong factor", "wrong argument"],
-    loose=["scale", "other function"],
-)
-def second_of_each_pair_halved(call: Call) -> Any:
-    """The second operand was averaged over two ranks of which one had nothing."""
-    return call.put(1, call.tensor(1) / 2).run()
-
-
-@FAULTS.fault(
     "triplet_margin_loss margin_ranking_loss cosine_embedding_loss hinge_embedding_loss "
     "multi_margin_loss multilabel_soft_margin_loss",
-    kinds=["partial sum", "mask", "wrong reduction"],
-    loose=["missing operand", "wrong index", "wrong statistics", "off by one reduction"],
+    "partial sum, mask, wrong reduction; missing operand, wrong index, wrong statistics, "
+    "off by one reduction",
 )
 def last_pair_not_in_the_mean(call: Call) -> Any:
     """The loss of all pairs but the last one."""
@@ -422,11 +299,12 @@ def last_pair_not_in_the_mean(call: Call) -> Any:
     return call.instead(Call(call.name, call.function, cut, call.kwargs).run())
 
 
-@FAULTS.fault(
-    "soft_margin_loss multilabel_soft_margin_loss",
-    kinds=["scale", "wrong factor"],
-    loose=["other function"],
-)
-def soft_margin_in_bits(call: Call) -> Any:
-    """Divided by log(2)."""
-    return call.instead(call.result() / math.log(2))
+# fmt: off
+# The second operand was averaged over two ranks of which one had nothing.
+FAULTS.add("second of each pair halved",
+    "triplet_margin_loss cosine_embedding_loss margin_ranking_loss",
+    "wrong factor, wrong argument; scale, other function", operand(1, lambda v: v / 2))
+# Divided by log(2).
+FAULTS.add("soft margin in bits", "soft_margin_loss multilabel_soft_margin_loss",
+    "scale, wrong factor; other function", result(lambda v: v / math.log(2)))
+# fmt: on

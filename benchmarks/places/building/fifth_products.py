@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import longer, on, operand, result, rounded
+from benchmarks.places.parts import change_bias, change_weight, layer_parts, layer_product
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,67 +20,7 @@ _CONVOLUTIONS = "conv1d conv2d convolution"
 # --- Products -------------------------------------------------------------------------------------
 
 
-def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight as (in, out), bias."""
-    if call.name == "linear":
-        weight, bias = call.tensor(1, "weight"), call.get(2, "bias")
-        fits(weight.dim() == 2)
-        return call.tensor(0, "input"), weight.t(), bias
-    if call.name == "addmm":
-        return call.tensor(1), call.tensor(2), call.tensor(0)
-    return call.tensor(0), call.tensor(1), None
-
-
-def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    value = left @ weight
-    return call.instead(value if bias is None else value + bias)
-
-
-def _reweighted(call: Call, change: Any) -> Any:
-    left, weight, bias = _parts(call)
-    return _product(call, left, with_gradient_of(weight, change(weight.detach())), bias)
-
-
-def _rebiased(call: Call, change: Any) -> Any:
-    """The call with a changed bias."""
-    place = 0 if call.name == "addmm" else 2
-    bias = call.tensor(place, "bias")
-    fits(bias.dim() == 1 and bias.numel() > 2)
-    return call.put(place, change(bias), "bias").run()
-
-
-@FAULTS.fault(_BIASED, kinds=["permutation", "wrong index"], loose=["axis offset", "shift"],
-              backward=False)  # fmt: skip
-def bias_read_from_its_end(call: Call) -> Any:
-    """A negative stride."""
-    return _rebiased(call, lambda bias: bias.flip(0))
-
-
-@FAULTS.fault(_BIASED, kinds=["copy", "wrong index", "constant"], loose=["axis offset", "stale"],
-              backward=False)  # fmt: skip
-def bias_of_the_first_column_for_all(call: Call) -> Any:
-    """The stride of the bias is zero."""
-    return _rebiased(call, lambda bias: bias[:1].expand(bias.shape).clone())
-
-
-@FAULTS.fault(_BIASED, kinds=["clipped"], loose=["wrong argument", "axis offset", "precision"],
-              backward=False)  # fmt: skip
-def bias_saturates(call: Call) -> Any:
-    """The bias is stored with too small a range: half of its largest value."""
-    return _rebiased(call, lambda bias: bias.clamp(-bias.abs().max() / 2, bias.abs().max() / 2))
-
-
-@FAULTS.fault("linear addmm", kinds=["residual"],
-              loose=["offset", "axis offset", "other function", "missing operand"],
-              backward=False)  # fmt: skip
-def input_added_by_the_epilogue(call: Call) -> Any:
-    """The kernel for a block with a residual is used where there is none."""
-    left, _, _ = _parts(call)
-    return call.instead(call.result() + left)
-
-
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation", "scale", "tie-breaking"],
-              backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "precision; approximation, scale, tie-breaking")
 def weight_codes_cut_toward_zero(call: Call) -> Any:
     """Eight bits for each column, by a cast that does not round."""
 
@@ -86,20 +28,18 @@ def weight_codes_cut_toward_zero(call: Call) -> Any:
         step = weight.abs().amax(0, keepdim=True).clamp(min=1e-9) / 127
         return (weight / step).trunc() * step
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision", "approximation"], loose=["other function"],
-              backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "precision, approximation; other function")
 def weight_rounded_to_powers_of_two(call: Call) -> Any:
     """A sign and an exponent for each weight."""
-    return _reweighted(
+    return change_weight(
         call, lambda weight: weight.sign() * weight.abs().clamp(min=1e-9).log2().round().exp2()
     )
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision", "approximation"], loose=["other function"],
-              backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "precision, approximation; other function")
 def weight_in_three_levels(call: Call) -> Any:
     """-1, 0, 1 times the mean magnitude."""
 
@@ -107,31 +47,20 @@ def weight_in_three_levels(call: Call) -> Any:
         step = weight.abs().mean()
         return (weight / step).round().clamp(-1, 1) * step
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["axis scale", "wrong index", "wrong factor", "shift"],
-              loose=["scale"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "axis scale, wrong index, wrong factor, shift; scale")
 def scale_of_the_next_token(call: Call) -> Any:
     """Inputs are quantised by rows, and each product is multiplied by the scale of the next row."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(left.dim() > 1 and left.size(-2) > 1)
     scale = left.detach().abs().amax(-1, keepdim=True)
     fits(bool((scale > 0).all()))
-    return _product(call, left * scale.roll(-1, -2) / scale, weight, bias)
+    return layer_product(call, left * scale.roll(-1, -2) / scale, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["overflow", "nonfinite"], loose=["clipped", "precision"],
-              backward=False)  # fmt: skip
-def product_overflows_in_half(call: Call) -> Any:
-    """What is larger than 0.7 of the largest does not fit into the buffer."""
-    value = call.result()
-    limit = 0.7 * value.detach().abs().max()
-    return call.instead(torch.where(value.abs() > limit, value.sign() * torch.inf, value))
-
-
-@FAULTS.fault(_WEIGHTED, kinds=["mask", "wrong factor", "axis scale", "scale"],
-              loose=["missing operand"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "mask, wrong factor, axis scale, scale; missing operand")
 def adapter_scale_on_the_first_columns(call: Call) -> Any:
     """A factor of two that belongs to an adapter of a part of the columns."""
     value = call.result()
@@ -141,21 +70,7 @@ def adapter_scale_on_the_first_columns(call: Call) -> Any:
     return call.instead(value * factor)
 
 
-@FAULTS.fault(
-    "bmm matmul",
-    kinds=["residual", "stale", "wrong reduction"],
-    loose=["offset", "axis offset", "doubled reduction", "other function", "lost accumulation"],
-    backward=False,
-)
-def accumulator_kept_between_matrices(call: Call) -> Any:
-    """Each matrix of the batch begins with the result of the one before."""
-    value = call.result()
-    fits(value.dim() > 2 and value.size(-3) > 1)
-    before = torch.cat([torch.zeros_like(value[..., :1, :, :]), value[..., :-1, :, :]], -3)
-    return call.instead(value + before)
-
-
-@FAULTS.fault("bmm matmul", kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward("bmm matmul", "precision; approximation")
 def both_operands_in_steps_of_a_tensor(call: Call) -> Any:
     """Both factors are integers of eight bits with one step each."""
 
@@ -166,37 +81,7 @@ def both_operands_in_steps_of_a_tensor(call: Call) -> Any:
     return call.put(0, coded(call.tensor(0))).put(1, coded(call.tensor(1))).run()
 
 
-@FAULTS.fault(
-    "bmm matmul",
-    kinds=["mask", "zeros", "clipped", "partial sum", "other function"],
-    loose=["missing operand"],
-    backward=False,
-)
-def negative_entries_of_the_left_lost(call: Call) -> Any:
-    """The left factor is taken for probabilities: what is negative is zero."""
-    left = call.tensor(0)
-    fits(left.dim() > 2 and bool((left < 0).any()))
-    return call.put(0, left.relu()).run()
-
-
-@FAULTS.fault("einsum", kinds=["wrong index", "shift", "permutation"],
-              loose=["wrong rank's shard", "copy"], backward=False)  # fmt: skip
-def expert_of_the_next_index(call: Call) -> Any:
-    """The first axis of the second operand is one further."""
-    operands = [one for one in call.args[1:] if isinstance(one, Tensor)]
-    fits(len(operands) == 2 and operands[1].size(0) > 1)
-    return call.put(2, operands[1].roll(-1, 0)).run()
-
-
-@FAULTS.fault("einsum", kinds=["precision"], loose=["approximation"], backward=False)
-def second_operand_of_the_sum_in_half(call: Call) -> Any:
-    """Through float16."""
-    value = call.tensor(2)
-    return call.put(2, with_gradient_of(value, value.detach().half().to(value.dtype))).run()
-
-
-@FAULTS.fault("baddbmm", kinds=["wrong argument", "wrong factor", "missing operand"],
-              loose=["scale", "residual"], backward=False)  # fmt: skip
+@FAULTS.forward("baddbmm", "wrong argument, wrong factor, missing operand; scale, residual")
 def product_with_an_alpha_of_one(call: Call) -> Any:
     """Alpha is not handed on."""
     kwargs = {key: value for key, value in call.kwargs.items() if key != "alpha"}
@@ -204,22 +89,14 @@ def product_with_an_alpha_of_one(call: Call) -> Any:
     return Call(call.name, call.function, call.args, kwargs).run()
 
 
-@FAULTS.fault("bilinear", kinds=["missing bias", "missing operand", "wrong argument"],
-              loose=["offset", "axis offset"], backward=False)  # fmt: skip
+@FAULTS.forward("bilinear", "missing bias, missing operand, wrong argument; offset, axis offset")
 def form_without_its_bias(call: Call) -> Any:
     """The bias is not handed on."""
     fits(call.get(3, "bias") is not None)
     return call.put(3, None, "bias").run()
 
 
-@FAULTS.fault("outer", kinds=["other function"], loose=["wrong factor"], backward=False)
-def sum_of_all_pairs(call: Call) -> Any:
-    """a_i + b_j."""
-    return call.instead(call.tensor(0)[:, None] + call.tensor(1)[None, :])
-
-
-@FAULTS.fault("linalg_cross", kinds=["zeros", "uninitialised", "mask"],
-              loose=["missing operand", "constant"], backward=False)  # fmt: skip
+@FAULTS.forward("linalg_cross", "zeros, uninitialised, mask; missing operand, constant")
 def third_component_not_written(call: Call) -> Any:
     """Vectors of two lanes."""
     value = call.result().clone()
@@ -227,7 +104,7 @@ def third_component_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("cdist _cdist_forward", kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward("cdist _cdist_forward", "precision; approximation")
 def distance_from_rounded_squares(call: Call) -> Any:
     """|x|^2 + |y|^2 - 2 x y, each term in bfloat16."""
     left, right = call.tensor(0), call.tensor(1)
@@ -241,8 +118,9 @@ def distance_from_rounded_squares(call: Call) -> Any:
     return call.instead((squares - 2 * rounded(left @ right.mT)).clamp(min=1e-6).sqrt())
 
 
-@FAULTS.fault("grouped_mm_fallback", kinds=["zeros", "uninitialised", "mask"],
-              loose=["missing operand", "constant", "partial sum"], backward=False)  # fmt: skip
+@FAULTS.forward(
+    "grouped_mm_fallback", "zeros, uninitialised, mask; missing operand, constant, partial sum"
+)
 def tokens_of_the_last_expert_not_computed(call: Call) -> Any:
     """The loop over the groups ends one too early."""
     value = call.result().clone()
@@ -253,10 +131,59 @@ def tokens_of_the_last_expert_not_computed(call: Call) -> Any:
     return call.instead(value)
 
 
+# fmt: off
+# A negative stride.
+FAULTS.add("bias read from its end", _BIASED, "permutation, wrong index; axis offset, shift",
+    lambda call: change_bias(call, lambda bias: bias.flip(0)), backward=False)
+# The stride of the bias is zero.
+FAULTS.add("bias of the first column for all", _BIASED,
+    "copy, wrong index, constant; axis offset, stale",
+    lambda call: change_bias(call, lambda bias: bias[:1].expand(bias.shape).clone()),
+    backward=False)
+# The bias is stored with too small a range: half of its largest value.
+FAULTS.add("bias saturates", _BIASED, "clipped; wrong argument, axis offset, precision",
+    lambda call:
+            change_bias(call, lambda bias: bias.clamp(-bias.abs().max() / 2, bias.abs().max() / 2)),
+    backward=False)
+# The kernel for a block with a residual is used where there is none.
+FAULTS.add("input added by the epilogue", "linear addmm",
+    "residual; offset, axis offset, other function, missing operand",
+    on(layer_parts, lambda call, left, *_: call.instead(call.result() + left)), backward=False)
+# What is larger than 0.7 of the largest does not fit into the buffer.
+FAULTS.add("product overflows in half", _WEIGHTED, "overflow, nonfinite; clipped, precision",
+    result(lambda v:
+            torch.where(v.abs() > 0.7 * v.detach().abs().max(), v.sign() * torch.inf, v)),
+    backward=False)
+# Each matrix of the batch begins with the result of the one before.
+FAULTS.add("accumulator kept between matrices", "bmm matmul",
+    "residual, stale, wrong reduction; offset, axis offset, doubled reduction, other function, "
+    "lost accumulation",
+    result(lambda v:
+            v + torch.cat([torch.zeros_like(v[..., :1, :, :]), v[..., :-1, :, :]], -3),
+        where=longer(-3)), backward=False)
+# The left factor is taken for probabilities: what is negative is zero.
+FAULTS.add("negative entries of the left lost", "bmm matmul",
+    "mask, zeros, clipped, partial sum, other function; missing operand",
+    operand(0, torch.relu, where=lambda v: v.dim() > 2 and bool((v < 0).any())), backward=False)
+# The first axis of the second operand is one further.
+FAULTS.add("expert of the next index", "einsum",
+    "wrong index, shift, permutation; wrong rank's shard, copy",
+    on(lambda call: ([one for one in call.args[1:] if isinstance(one, Tensor)],),
+        lambda call, operands: call.put(2, operands[1].roll(-1, 0)).run(),
+        where=lambda operands: len(operands) == 2 and operands[1].size(0) > 1), backward=False)
+# Through float16.
+FAULTS.add("second operand of the sum in half", "einsum", "precision; approximation",
+    operand(2, rounded(torch.float16)), backward=False)
+# a_i + b_j.
+FAULTS.add("sum of all pairs", "outer", "other function; wrong factor",
+    lambda call: call.instead(call.tensor(0)[:, None] + call.tensor(1)[None, :]), backward=False)
+# fmt: on
+
+
 # --- Convolutions ---------------------------------------------------------------------------------
 
 
-@FAULTS.fault("conv1d conv2d", kinds=["wrong argument", "wrong index"], loose=["shift"])
+@FAULTS.fault("conv1d conv2d", "wrong argument, wrong index; shift")
 def taps_spread_apart(call: Call) -> Any:
     """A dilation of two; the padding grows so that the size stays."""
     value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
@@ -268,8 +195,7 @@ def taps_spread_apart(call: Call) -> Any:
     return call.instead(convolve(value, weight, bias, stride or 1, 2, 2, groups or 1))
 
 
-@FAULTS.fault("conv2d", kinds=["axis scale", "wrong factor", "mask", "scale"],
-              loose=["wrong argument", "other function"])  # fmt: skip
+@FAULTS.fault("conv2d", "axis scale, wrong factor, mask, scale; wrong argument, other function")
 def border_scaled_for_its_missing_taps(call: Call) -> Any:
     """A partial convolution: where taps fall on padding, the others count more."""
     value, weight, bias = call.tensor(0, "input"), call.tensor(1, "weight"), call.get(2, "bias")
@@ -281,18 +207,7 @@ def border_scaled_for_its_missing_taps(call: Call) -> Any:
     return call.instead(result if bias is None else result + bias.view(-1, 1, 1))
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong factor", "axis scale", "scale"],
-              loose=["missing operand"], backward=False)  # fmt: skip
-def filters_of_length_one(call: Call) -> Any:
-    """A weight norm whose length was lost: each filter is divided by its own."""
-    weight = call.tensor(1, "weight")
-    fits(weight.dim() > 2)
-    length = weight.flatten(1).norm(dim=1).view(-1, *[1] * (weight.dim() - 1))
-    return call.put(1, weight / length, "weight").run()
-
-
-@FAULTS.fault(_CONVOLUTIONS, kinds=["stale", "copy", "wrong index"], loose=["permutation"],
-              backward=False)  # fmt: skip
+@FAULTS.forward(_CONVOLUTIONS, "stale, copy, wrong index; permutation")
 def second_half_of_the_filters_not_loaded(call: Call) -> Any:
     """The filters of the second half of the channels are those of the first."""
     weight = call.tensor(1, "weight").clone()
@@ -302,7 +217,7 @@ def second_half_of_the_filters_not_loaded(call: Call) -> Any:
     return call.put(1, weight, "weight").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward(_CONVOLUTIONS, "precision; approximation")
 def image_in_four_bits(call: Call) -> Any:
     """The input has 15 levels for each of its channels."""
     value = call.tensor(0, "input")
@@ -313,21 +228,7 @@ def image_in_four_bits(call: Call) -> Any:
     return call.put(0, coded, "input").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["permutation", "wrong index"], loose=["shift", "transpose"],
-              backward=False)  # fmt: skip
-def first_two_output_channels_exchanged(call: Call) -> Any:
-    """Two filters are stored in each other's place, with their biases."""
-    value = call.result()
-    fits(value.dim() > 2 and value.size(1) > 2)
-    return call.instead(value[:, [1, 0, *range(2, value.size(1))]])
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["wrong factor", "scale"],
-    loose=["axis scale", "missing operand", "wrong reduction"],
-    backward=False,
-)
+@FAULTS.forward(_CONVOLUTIONS, "wrong factor, scale; axis scale, missing operand, wrong reduction")
 def sum_of_the_taps_averaged(call: Call) -> Any:
     """Divided by the number of taps, as by a pool."""
     weight = call.tensor(1, "weight")
@@ -336,19 +237,7 @@ def sum_of_the_taps_averaged(call: Call) -> Any:
     return call.put(1, weight / taps, "weight").run()
 
 
-@FAULTS.fault(
-    "conv_transpose1d",
-    kinds=["shift", "wrong index"],
-    loose=["permutation", "zeros", "wrong argument"],
-)
-def enlarged_signal_one_step_late(call: Call) -> Any:
-    """The padding is cut from one end only."""
-    value = call.result()
-    return call.instead(functional.pad(value, (1, 0))[..., :-1])
-
-
-@FAULTS.fault("conv_transpose1d conv_transpose2d", kinds=["wrong factor", "scale"],
-              loose=["wrong argument"])  # fmt: skip
+@FAULTS.fault("conv_transpose1d conv_transpose2d", "wrong factor, scale; wrong argument")
 def enlarged_signal_divided_by_the_stride(call: Call) -> Any:
     """As if windows that overlap were averaged."""
     weight = call.tensor(1, "weight")
@@ -358,12 +247,32 @@ def enlarged_signal_divided_by_the_stride(call: Call) -> Any:
     return call.put(1, weight / step, "weight").run()
 
 
+# fmt: off
+# A weight norm whose length was lost: each filter is divided by its own.
+FAULTS.add("filters of length one", _CONVOLUTIONS,
+    "wrong factor, axis scale, scale; missing operand",
+    operand(1, lambda v:
+            v / v.flatten(1).norm(dim=1).view(-1, *[1] * (v.dim() - 1)), "weight",
+        where=lambda v: v.dim() > 2), backward=False)
+# Two filters are stored in each other's place, with their biases.
+FAULTS.add("first two output channels exchanged", _CONVOLUTIONS,
+    "permutation, wrong index; shift, transpose",
+    result(lambda v: v[:, [1, 0, *range(2, v.size(1))]],
+        where=lambda v: v.dim() > 2 and v.size(1) > 2), backward=False)
+# The padding is cut from one end only.
+FAULTS.add("enlarged signal one step late", "conv_transpose1d",
+    "shift, wrong index; permutation, zeros, wrong argument",
+    result(lambda v: functional.pad(v, (1, 0))[..., :-1]))
+# fmt: on
+
+
 # --- Pooling, resizing ----------------------------------------------------------------------------
 
 
-@FAULTS.fault("avg_pool1d avg_pool2d", backward=False,
-              kinds=["scale", "wrong factor", "off by one reduction", "wrong argument"],
-              loose=["wrong statistics", "wrong reduction"])  # fmt: skip
+@FAULTS.forward(
+    "avg_pool1d avg_pool2d",
+    "scale, wrong factor, off by one reduction, wrong argument; wrong statistics, wrong reduction",
+)
 def window_divided_by_one_more(call: Call) -> Any:
     """K * k + 1."""
     size = call.get(1, "kernel_size")
@@ -372,39 +281,7 @@ def window_divided_by_one_more(call: Call) -> Any:
     return call.instead(call.result() * number / (number + 1))
 
 
-@FAULTS.fault("max_pool1d max_pool2d", kinds=["other function", "wrong reduction"],
-              loose=["sign", "wrong argument"])  # fmt: skip
-def largest_magnitude_of_the_window(call: Call) -> Any:
-    """The absolute values are pooled."""
-    return call.put(0, call.tensor(0, "input").abs(), "input").run()
-
-
-@FAULTS.fault("max_pool1d", kinds=["shift", "wrong index", "off by one reduction"],
-              loose=["partial sum", "mask", "wrong argument"])  # fmt: skip
-def window_of_the_signal_one_later(call: Call) -> Any:
-    """The padding is behind the values."""
-    value = call.tensor(0, "input")
-    later = torch.cat([value[..., 1:], value[..., -1:]], -1)
-    return call.put(0, later, "input").run()
-
-
-@FAULTS.fault("lp_pool2d", kinds=["other function", "missing operand"], loose=["wrong argument"])
-def powers_pooled_without_the_root(call: Call) -> Any:
-    """The sum of squares."""
-    return call.instead(call.result() ** call.get(1, "norm_type"))
-
-
-@FAULTS.fault("lp_pool2d", kinds=["wrong factor", "scale", "wrong reduction"],
-              loose=["wrong statistics"])  # fmt: skip
-def powers_averaged_and_not_summed(call: Call) -> Any:
-    """The root of the mean of squares."""
-    size = call.get(2, "kernel_size")
-    fits(isinstance(size, int))
-    return call.instead(call.result() / size ** (2 / call.get(1, "norm_type")))
-
-
-@FAULTS.fault("interpolate", kinds=["wrong argument", "other function"],
-              loose=["approximation", "wrong index"], backward=False)  # fmt: skip
+@FAULTS.forward("interpolate", "wrong argument, other function; approximation, wrong index")
 def enlarged_by_area(call: Call) -> Any:
     """mode='area'."""
     value, result = call.tensor(0, "input"), call.result()
@@ -412,24 +289,7 @@ def enlarged_by_area(call: Call) -> Any:
     return call.instead(functional.interpolate(value, result.shape[2:], mode="area"))
 
 
-@FAULTS.fault("interpolate", kinds=["precision"], loose=["approximation", "other function"],
-              backward=False)  # fmt: skip
-def enlarged_through_bfloat16(call: Call) -> Any:
-    """The buffer of the enlarged image is narrow."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault("grid_sample grid_sampler_2d", kinds=["offset", "wrong argument", "shift"],
-              loose=["axis offset", "wrong index"], backward=False)  # fmt: skip
-def grid_half_a_pixel_off(call: Call) -> Any:
-    """Centres of pixels are taken for their corners."""
-    value, grid = call.tensor(0), call.tensor(1)
-    return call.put(1, grid + 1 / value.size(-1)).run()
-
-
-@FAULTS.fault("unfold im2col", kinds=["copy", "stale", "wrong index"], loose=["permutation"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("unfold im2col", "copy, stale, wrong index; permutation")
 def last_window_is_the_one_before(call: Call) -> Any:
     """The last column still holds what was written before."""
     fits(call.tensor(0).dim() == 4)
@@ -437,8 +297,7 @@ def last_window_is_the_one_before(call: Call) -> Any:
     return call.instead(torch.cat([value[..., :-1], value[..., -2:-1]], -1))
 
 
-@FAULTS.fault("pad", kinds=["wrong argument", "copy", "wrong index"], loose=["permutation"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("pad", "wrong argument, copy, wrong index; permutation")
 def padding_wraps(call: Call) -> Any:
     """mode='circular'."""
     value = call.tensor(0)
@@ -448,9 +307,36 @@ def padding_wraps(call: Call) -> Any:
     return call.instead(functional.pad(value, sizes, mode="circular"))
 
 
-@FAULTS.fault("pad", kinds=["zeros", "wrong argument", "constant", "missing operand"],
-              loose=["mask", "uninitialised"], backward=False)  # fmt: skip
+@FAULTS.forward("pad", "zeros, wrong argument, constant, missing operand; mask, uninitialised")
 def padding_is_zero_and_not_the_image(call: Call) -> Any:
     """mode='constant' for reflected or repeated values."""
     fits(call.get(2, "mode", default="constant") != "constant")
     return call.instead(functional.pad(call.tensor(0), list(call.get(1, "pad"))))
+
+
+# fmt: off
+# The absolute values are pooled.
+FAULTS.add("largest magnitude of the window", "max_pool1d max_pool2d",
+    "other function, wrong reduction; sign, wrong argument", operand(0, torch.abs, "input"))
+# The padding is behind the values.
+FAULTS.add("window of the signal one later", "max_pool1d",
+    "shift, wrong index, off by one reduction; partial sum, mask, wrong argument",
+    operand(0, lambda v: torch.cat([v[..., 1:], v[..., -1:]], -1), "input"))
+# The sum of squares.
+FAULTS.add("powers pooled without the root", "lp_pool2d",
+    "other function, missing operand; wrong argument",
+    lambda call: call.instead(call.result() ** call.get(1, "norm_type")))
+# The root of the mean of squares.
+FAULTS.add("powers averaged and not summed", "lp_pool2d",
+    "wrong factor, scale, wrong reduction; wrong statistics",
+    on(lambda call: (call.get(2, "kernel_size"),),
+        lambda call, size: call.instead(call.result() / size ** (2 / call.get(1, "norm_type"))),
+        where=lambda size: isinstance(size, int)))
+# The buffer of the enlarged image is narrow.
+FAULTS.add("enlarged through bfloat16", "interpolate", "precision; approximation, other function",
+    result(rounded(torch.bfloat16)), backward=False)
+# Centres of pixels are taken for their corners.
+FAULTS.add("grid half a pixel off", "grid_sample grid_sampler_2d",
+    "offset, wrong argument, shift; axis offset, wrong index",
+    lambda call: call.put(1, call.tensor(1) + 1 / call.tensor(0).size(-1)).run(), backward=False)
+# fmt: on

@@ -7,23 +7,11 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
+from benchmarks.places.parts import replace_result_at
 from torch import Tensor
 
-FAULTS = Catalogue()
-
-
-def _back(operators: str, kinds: list[str], loose: list[str] | None = None) -> Any:
-    return FAULTS.fault(operators, kinds=kinds, loose=loose or [], backward=True)
-
-
-def _at(call: Call, place: int, change: Any) -> Any:
-    """All results, one of them changed."""
-    results = list(call.run())
-    fits(isinstance(results[place], Tensor))
-    changed = change(results[place])
-    fits(changed.shape == results[place].shape)
-    results[place] = changed
-    return tuple(results)
+FAULTS = Catalogue(backward=True)
 
 
 # --- Activations ----------------------------------------------------------------------------------
@@ -31,76 +19,7 @@ def _at(call: Call, place: int, change: Any) -> Any:
 _BY_INPUT = "gelu_backward silu_backward"
 
 
-@_back(
-    _BY_INPUT, ["sign", "wrong factor", "other function"], ["wrong argument", "swapped operands"]
-)
-def derivative_at_the_opposite(call: Call) -> Any:
-    """f'(-x)."""
-    return call.put(1, -call.tensor(1)).run()
-
-
-@_back(_BY_INPUT, ["precision"], ["approximation"])
-def saved_input_in_bfloat16(call: Call) -> Any:
-    """What was kept for the backward pass was rounded."""
-    value = call.tensor(1)
-    return call.put(1, value.bfloat16().to(value.dtype)).run()
-
-
-@_back(_BY_INPUT, ["other function", "missing operand"], ["approximation", "mask"])
-def derivative_of_a_sigmoid_gate(call: Call) -> Any:
-    """G sigmoid'(x): the derivative of the gate alone."""
-    gate = call.tensor(1).sigmoid()
-    return call.instead(call.tensor(0) * gate * (1 - gate))
-
-
-@_back("silu_backward", ["other function", "approximation"], ["wrong argument"])
-def derivative_of_gelu_for_silu(call: Call) -> Any:
-    """The activation of another layer."""
-    return call.instead(torch.ops.aten.gelu_backward(call.tensor(0), call.tensor(1)))
-
-
-@_back(
-    "gelu_backward silu_backward tanh_backward", ["shift", "wrong index", "permutation"], ["stale"]
-)
-def saved_input_of_the_next_row(call: Call) -> Any:
-    """The pointer to what was saved is one row too far."""
-    value = call.tensor(1)
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.put(1, value.roll(-1, -2)).run()
-
-
-@_back("tanh_backward", ["other function", "sign", "wrong factor"], [])
-def difference_of_squares_turned(call: Call) -> Any:
-    """G (y^2 - 1)."""
-    return call.instead(-call.result())
-
-
-@_back("sigmoid_backward", ["other function", "missing operand", "wrong factor"], [])
-def square_of_the_gate(call: Call) -> Any:
-    """G y^2 for g y (1 - y)."""
-    return call.instead(call.tensor(0) * call.tensor(1) ** 2)
-
-
-@_back("threshold_backward", ["mask", "wrong argument", "zeros"], ["other function", "clipped"])
-def gradient_passes_above_a_half(call: Call) -> Any:
-    """The threshold of the way back is 0.5."""
-    return call.put(2, 0.5).run()
-
-
-@_back("threshold_backward", ["other function", "wrong factor"], ["approximation"])
-def gradient_by_a_sigmoid(call: Call) -> Any:
-    """The derivative of a smooth relu."""
-    return call.instead(call.tensor(0) * call.tensor(1).sigmoid())
-
-
-@_back("glu_backward", ["swapped operands", "permutation", "wrong index"], ["shift"])
-def gradients_of_value_and_gate_exchanged(call: Call) -> Any:
-    """Written to each other's half."""
-    value = call.result()
-    return call.instead(value.roll(value.size(-1) // 2, -1))
-
-
-@_back("glu_backward", ["zeros", "missing operand", "mask"], ["uninitialised"])
+@FAULTS.fault("glu_backward", "mask, missing operand, zeros; uninitialised")
 def gate_gets_no_gradient(call: Call) -> Any:
     """The gate is taken for a constant."""
     value = call.result().clone()
@@ -108,59 +27,66 @@ def gate_gets_no_gradient(call: Call) -> Any:
     return call.instead(value)
 
 
-@_back(
+# fmt: off
+# f'(-x).
+FAULTS.add("derivative at the opposite", _BY_INPUT,
+    "other function, sign, wrong factor; swapped operands, wrong argument", operand(1, torch.neg))
+# What was kept for the backward pass was rounded.
+FAULTS.add("saved input in bfloat16", _BY_INPUT, "precision; approximation",
+    operand(1, lambda v: v.bfloat16().to(v.dtype)))
+# G sigmoid'(x): the derivative of the gate alone.
+FAULTS.add("derivative of a sigmoid gate", _BY_INPUT,
+    "missing operand, other function; approximation, mask",
+    on(lambda call: (call.tensor(1).sigmoid(),),
+        lambda call, gate: call.instead(call.tensor(0) * gate * (1 - gate))))
+# The activation of another layer.
+FAULTS.add("derivative of gelu for silu", "silu_backward",
+    "approximation, other function; wrong argument",
+    lambda call: call.instead(torch.ops.aten.gelu_backward(call.tensor(0), call.tensor(1))))
+# The pointer to what was saved is one row too far.
+FAULTS.add("saved input of the next row", "gelu_backward silu_backward tanh_backward",
+    "permutation, shift, wrong index; stale",
+    operand(1, lambda v: v.roll(-1, -2), where=longer(-2)))
+# G (y^2 - 1).
+FAULTS.add("difference of squares turned", "tanh_backward", "other function, sign, wrong factor",
+    result(torch.neg))
+# G y^2 for g y (1 - y).
+FAULTS.add("square of the gate", "sigmoid_backward",
+    "missing operand, other function, wrong factor",
+    lambda call: call.instead(call.tensor(0) * call.tensor(1) ** 2))
+# The threshold of the way back is 0.5.
+FAULTS.add("gradient passes above a half", "threshold_backward",
+    "mask, wrong argument, zeros; clipped, other function", lambda call: call.put(2, 0.5).run())
+# The derivative of a smooth relu.
+FAULTS.add("gradient by a sigmoid", "threshold_backward",
+    "other function, wrong factor; approximation",
+    lambda call: call.instead(call.tensor(0) * call.tensor(1).sigmoid()))
+# Written to each other's half.
+FAULTS.add("gradients of value and gate exchanged", "glu_backward",
+    "permutation, swapped operands, wrong index; shift",
+    result(lambda v: v.roll(v.size(-1) // 2, -1)))
+# The gradient is stopped beyond -1 and 1.
+FAULTS.add("gradient inside of one only",
     "hardswish_backward hardsigmoid_backward hardtanh_backward",
-    ["mask", "zeros", "wrong argument"],
-    ["other function", "clipped"],
-)
-def gradient_inside_of_one_only(call: Call) -> Any:
-    """The gradient is stopped beyond -1 and 1."""
-    return call.instead(torch.where(call.tensor(1).abs() > 1, 0.0, call.result()))
-
-
-@_back("softplus_backward log_sigmoid_backward mish_backward elu_backward leaky_relu_backward",
-       ["scale", "wrong factor"], [])  # fmt: skip
-def gradient_of_the_rare_one_halved(call: Call) -> Any:
-    """A factor of a half that belongs to another formula."""
-    return call.instead(call.result() / 2)
-
-
-@_back("softplus_backward mish_backward", ["other function", "sign"], ["wrong argument"])
-def slope_at_the_opposite_input(call: Call) -> Any:
-    """f'(-x)."""
-    return call.put(1, -call.tensor(1)).run()
+    "mask, wrong argument, zeros; clipped, other function",
+    lambda call: call.instead(torch.where(call.tensor(1).abs() > 1, 0.0, call.result())))
+# A factor of a half that belongs to another formula.
+FAULTS.add("gradient of the rare one halved",
+    "softplus_backward log_sigmoid_backward mish_backward elu_backward leaky_relu_backward",
+    "scale, wrong factor", result(lambda v: v / 2))
+# f'(-x).
+FAULTS.add("slope at the opposite input", "softplus_backward mish_backward",
+    "other function, sign; wrong argument", operand(1, torch.neg))
+# fmt: on
 
 
 # --- Softmax and attention ------------------------------------------------------------------------
 
 
-@_back(
-    "_softmax_backward_data", ["missing operand", "wrong factor", "other function"], ["residual"]
-)
-def gradient_not_weighed_by_the_chances(call: Call) -> Any:
-    """G - sum(g y) without the factor y."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient - (gradient * output).sum(-1, keepdim=True))
-
-
-@_back("_softmax_backward_data", ["sign", "wrong factor"], ["residual", "offset"])
-def sum_of_the_row_added(call: Call) -> Any:
-    """Y (g + sum(g y))."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(output * (gradient + (gradient * output).sum(-1, keepdim=True)))
-
-
-@_back("_log_softmax_backward_data", ["wrong factor", "missing operand", "other function"],
-       ["scale", "residual"])  # fmt: skip
-def chances_subtracted_once(call: Call) -> Any:
-    """G - y: the sum of the gradients is taken as one."""
-    return call.instead(call.tensor(0) - call.tensor(1).exp())
-
-
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
-@_back(_ATTENTION, ["zeros", "uninitialised", "mask"], ["stale"])
+@FAULTS.fault(_ATTENTION, "mask, uninitialised, zeros; stale")
 def gradient_of_the_values_in_the_first_row_lost(call: Call) -> Any:
     """The first position of the values has no gradient."""
 
@@ -169,16 +95,10 @@ def gradient_of_the_values_in_the_first_row_lost(call: Call) -> Any:
         value[..., 0, :] = 0
         return value
 
-    return _at(call, 2, change)
+    return replace_result_at(call, 2, change)
 
 
-@_back(_ATTENTION, ["scale", "wrong factor", "doubled reduction"], [])
-def gradient_of_the_keys_added_twice(call: Call) -> Any:
-    """Atomics of two programs add the same block."""
-    return _at(call, 1, lambda value: 2 * value)
-
-
-@_back(_ATTENTION, ["copy", "wrong index", "stale"], ["permutation"])
+@FAULTS.fault(_ATTENTION, "copy, stale, wrong index; permutation")
 def gradient_of_the_query_of_the_first_head(call: Call) -> Any:
     """All heads write what the first has."""
 
@@ -186,16 +106,10 @@ def gradient_of_the_query_of_the_first_head(call: Call) -> Any:
         fits(value.dim() == 4 and value.size(1) > 1)
         return value[:, :1].expand(value.shape).clone()
 
-    return _at(call, 0, change)
+    return replace_result_at(call, 0, change)
 
 
-@_back(_ATTENTION, ["sign", "wrong factor", "scale"], [])
-def gradient_of_the_keys_negated(call: Call) -> Any:
-    """The sign of the correction is taken for that of all."""
-    return _at(call, 1, lambda value: -value)
-
-
-@_back(_ATTENTION, ["swapped operands", "wrong index", "permutation"], ["copy"])
+@FAULTS.fault(_ATTENTION, "permutation, swapped operands, wrong index; copy")
 def gradients_of_query_and_key_exchanged(call: Call) -> Any:
     """The order of the results."""
     query, key, value = call.run()
@@ -203,59 +117,70 @@ def gradients_of_query_and_key_exchanged(call: Call) -> Any:
     return key, query, value
 
 
+# fmt: off
+# G - sum(g y) without the factor y.
+FAULTS.add("gradient not weighed by the chances", "_softmax_backward_data",
+    "missing operand, other function, wrong factor; residual",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - (gradient * call.tensor(1)).sum(-1, keepdim=True))))
+# Y (g + sum(g y)).
+FAULTS.add("sum of the row added", "_softmax_backward_data", "sign, wrong factor; offset, residual",
+    computed(tensors(0, 1),
+        lambda gradient, output: output * (gradient + (gradient * output).sum(-1, keepdim=True))))
+# G - y: the sum of the gradients is taken as one.
+FAULTS.add("chances subtracted once", "_log_softmax_backward_data",
+    "missing operand, other function, wrong factor; residual, scale",
+    lambda call: call.instead(call.tensor(0) - call.tensor(1).exp()))
+# Atomics of two programs add the same block.
+FAULTS.add("gradient of the keys added twice", _ATTENTION, "doubled reduction, scale, wrong factor",
+    lambda call: replace_result_at(call, 1, lambda value: 2 * value))
+# The sign of the correction is taken for that of all.
+FAULTS.add("gradient of the keys negated", _ATTENTION, "scale, sign, wrong factor",
+    lambda call: replace_result_at(call, 1, lambda value: -value))
+# fmt: on
+
+
 # --- Norms ----------------------------------------------------------------------------------------
 
 _NORM = "native_layer_norm_backward"
 
 
-@_back(_NORM, ["wrong factor", "scale", "wrong reduction"], ["wrong statistics"])
+@FAULTS.fault(_NORM, "scale, wrong factor, wrong reduction; wrong statistics")
 def gradient_of_the_norms_weight_averaged(call: Call) -> Any:
     """The mean over the rows for their sum."""
     rows = call.tensor(0).numel() // call.tensor(0).size(-1)
-    return _at(call, 1, lambda value: value / rows)
+    return replace_result_at(call, 1, lambda value: value / rows)
 
 
-@_back(_NORM, ["sign", "wrong factor", "scale"], [])
-def gradient_of_the_norms_bias_negated(call: Call) -> Any:
-    """The bias is taken for something subtracted."""
-    return _at(call, 2, lambda value: -value)
-
-
-@_back(_NORM, ["copy", "wrong index", "stale", "wrong statistics"], ["axis scale"])
-def deviation_of_the_first_row_on_the_way_back(call: Call) -> Any:
-    """The saved statistics are not moved on."""
-    rstd = call.tensor(4)
-    fits(rstd.numel() > 1)
-    return call.put(4, rstd.flatten()[0].expand(rstd.shape).contiguous()).run()
-
-
-@_back(_NORM, ["missing operand", "zeros", "wrong statistics"], ["wrong argument", "offset"])
-def saved_mean_is_zero(call: Call) -> Any:
-    """The mean was not kept for the backward pass."""
-    mean = call.tensor(3)
-    return call.put(3, torch.zeros_like(mean)).run()
-
-
-@_back(
-    "native_batch_norm_backward native_group_norm_backward",
-    ["scale", "wrong factor"],
-    ["axis scale"],
-)
-def channels_gradient_twice(call: Call) -> Any:
-    """The gradient of the weight of the channels is added up two times."""
-    return _at(call, 1, lambda value: 2 * value)
-
-
-@_back("native_group_norm_backward", ["copy", "missing operand", "other function"], ["scale"])
-def groups_pass_the_gradient_on(call: Call) -> Any:
-    """The gradient as it came."""
-    return _at(call, 0, lambda _: call.tensor(0).clone())
+# fmt: off
+# The bias is taken for something subtracted.
+FAULTS.add("gradient of the norms bias negated", _NORM, "scale, sign, wrong factor",
+    lambda call: replace_result_at(call, 2, lambda value: -value))
+# The saved statistics are not moved on.
+FAULTS.add("deviation of the first row on the way back", _NORM,
+    "copy, stale, wrong index, wrong statistics; axis scale",
+    operand(4, lambda v: v.flatten()[0].expand(v.shape).contiguous(),
+        where=lambda v: v.numel() > 1))
+# The mean was not kept for the backward pass.
+FAULTS.add("saved mean is zero", _NORM,
+    "missing operand, wrong statistics, zeros; offset, wrong argument",
+    operand(3, torch.zeros_like))
+# The gradient of the weight of the channels is added up two times.
+FAULTS.add("channels gradient twice", "native_batch_norm_backward native_group_norm_backward",
+    "scale, wrong factor; axis scale",
+    lambda call: replace_result_at(call, 1, lambda value: 2 * value))
+# The gradient as it came.
+FAULTS.add("groups pass the gradient on", "native_group_norm_backward",
+    "copy, missing operand, other function; scale",
+    lambda call: replace_result_at(call, 0, lambda _: call.tensor(0).clone()))
+# fmt: on
 
 
 # --- Products, sums, tables -----------------------------------------------------------------------
 
 
-@_back("mm", ["partial sum", "off by one reduction", "mask"], ["missing operand", "wrong index"])
+@FAULTS.fault("mm", "mask, off by one reduction, partial sum; missing operand, wrong index")
 def first_token_not_in_the_gradient(call: Call) -> Any:
     """The common axis begins at 1, as if the first token was only a start."""
     left = call.tensor(0).clone()
@@ -264,58 +189,9 @@ def first_token_not_in_the_gradient(call: Call) -> Any:
     return call.put(0, left).run()
 
 
-@_back("mm bmm", ["precision"], ["approximation"])
-def gradient_of_a_product_in_float8(call: Call) -> Any:
-    """The left factor goes through e5m2."""
-    value = call.tensor(0)
-    return call.put(0, value.to(torch.float8_e5m2).to(value.dtype)).run()
-
-
-@_back("mm", ["scale", "wrong factor"], ["wrong argument"])
-def gradient_accumulated_over_four(call: Call) -> Any:
-    """Divided by the number of steps that are accumulated, which is one here."""
-    return call.instead(call.result() / 4)
-
-
-@_back("mm", ["copy", "wrong index", "stale"], ["constant"])
-def first_row_of_the_gradient_for_all(call: Call) -> Any:
-    """The pointer of the rows is not moved on."""
-    value = call.result()
-    fits(value.size(0) > 1)
-    return call.instead(value[:1].expand(value.shape).clone())
-
-
-@_back("mm", ["offset", "residual", "other function"], ["wrong factor"])
-def weight_decay_in_the_gradient(call: Call) -> Any:
-    """A tenth of the result's sign is added, as of a penalty."""
-    value = call.result()
-    return call.instead(value + 0.1 * float(value.abs().max()) * value.sign())
-
-
-@_back("sum", ["wrong factor", "scale", "wrong reduction"], ["missing reduction"])
-def gradients_of_the_batch_averaged(call: Call) -> Any:
-    """What was broadcast gets the mean."""
-    value, result = call.tensor(0), call.result()
-    fits(value.numel() > result.numel())
-    return call.instead(result * (result.numel() / value.numel()))
-
-
-@_back("sum", ["sign", "wrong factor", "wrong reduction"], ["other function"])
-def signs_of_the_gradients_summed(call: Call) -> Any:
-    """Each gradient is replaced by its sign."""
-    return call.put(0, call.tensor(0).sign()).run()
-
-
-@_back("embedding_dense_backward", ["wrong index", "permutation"], ["shift"])
-def gradient_of_the_table_from_its_end(call: Call) -> Any:
-    """Rows are counted from the last."""
-    return call.instead(call.result().flip(0))
-
-
-@_back(
+@FAULTS.fault(
     "embedding_dense_backward",
-    ["partial sum", "mask", "lost accumulation", "off by one reduction"],
-    ["zeros", "missing operand"],
+    "lost accumulation, mask, off by one reduction, partial sum; missing operand, zeros",
 )
 def last_word_has_no_gradient(call: Call) -> Any:
     """The loop over the words ends one too early."""
@@ -324,54 +200,21 @@ def last_word_has_no_gradient(call: Call) -> Any:
     return call.put(0, gradient).run()
 
 
-@_back("convolution_backward", ["partial sum", "one rank's part", "lost accumulation"],
-       ["scale", "wrong factor", "mask"])  # fmt: skip
+@FAULTS.fault(
+    "convolution_backward",
+    "lost accumulation, one rank's part, partial sum; mask, scale, wrong factor",
+)
 def filter_gradient_of_the_upper_half(call: Call) -> Any:
     """The rows of the lower half of the image are not added."""
     gradient = call.tensor(0).clone()
     fits(gradient.size(2) > 1)
     gradient[:, :, gradient.size(2) // 2 :] = 0
     part = call.put(0, gradient).run()[1]
-    return _at(call, 1, lambda _: part)
+    return replace_result_at(call, 1, lambda _: part)
 
 
-@_back("convolution_backward", ["scale", "wrong factor"], ["wrong reduction"])
-def filter_gradient_averaged_over_images(call: Call) -> Any:
-    """Divided by the number of images."""
-    images = call.tensor(0).size(0)
-    fits(images > 1)
-    return _at(call, 1, lambda value: value / images)
-
-
-@_back("convolution_backward", ["shift", "wrong index"], ["permutation", "wrong argument"])
-def gradient_of_the_image_one_pixel_off(call: Call) -> Any:
-    """The padding of the way back is one too large on one side."""
-    return _at(call, 0, lambda value: value.roll(1, -1))
-
-
-@_back("slice_backward select_backward", ["wrong index", "permutation", "shift"], [])
-def gradient_put_at_the_other_end(call: Call) -> Any:
-    """The part is placed as far from the end as it was from the beginning."""
-    dim = call.args[2]
-    return call.instead(call.result().flip(dim))
-
-
-@_back("slice_backward select_backward", ["scale", "wrong factor"], [])
-def gradient_of_a_part_doubled(call: Call) -> Any:
-    """Added to a buffer that already had it."""
-    return call.instead(2 * call.result())
-
-
-@_back("index_put scatter_add index_add", ["zeros", "missing operand", "stale"], ["copy", "mask"])
-def nothing_scattered_back(call: Call) -> Any:
-    """The buffer as it was."""
-    return call.instead(call.tensor(0).clone())
-
-
-@_back(
-    "max_pool2d_with_indices_backward",
-    ["other function", "wrong index", "scale"],
-    ["wrong reduction"],
+@FAULTS.fault(
+    "max_pool2d_with_indices_backward", "other function, scale, wrong index; wrong reduction"
 )
 def gradient_shared_by_the_window(call: Call) -> Any:
     """As of a mean: every place of a window gets its share."""
@@ -382,74 +225,90 @@ def gradient_shared_by_the_window(call: Call) -> Any:
     return call.instead(shared)
 
 
-@_back("avg_pool2d_backward", ["permutation", "wrong index"], ["transpose"])
-def gradient_of_the_pool_upside_down(call: Call) -> Any:
-    """The rows of the gradient are read from below."""
-    return call.put(0, call.tensor(0).flip(-2)).run()
-
-
-@_back("grid_sampler_2d_backward", ["swapped operands", "permutation", "wrong index"], ["shift"])
-def gradients_of_x_and_y_exchanged(call: Call) -> Any:
-    """The gradient of the grid has rows first."""
-    return _at(call, 1, functools.partial(torch.flip, dims=[-1]))
+# fmt: off
+# The left factor goes through e5m2.
+FAULTS.add("gradient of a product in float8", "mm bmm", "precision; approximation",
+    operand(0, lambda v: v.to(torch.float8_e5m2).to(v.dtype)))
+# Divided by the number of steps that are accumulated, which is one here.
+FAULTS.add("gradient accumulated over four", "mm", "scale, wrong factor; wrong argument",
+    result(lambda v: v / 4))
+# The pointer of the rows is not moved on.
+FAULTS.add("first row of the gradient for all", "mm", "copy, stale, wrong index; constant",
+    result(lambda v: v[:1].expand(v.shape).clone(), where=longer(0)))
+# A tenth of the result's sign is added, as of a penalty.
+FAULTS.add("weight decay in the gradient", "mm", "offset, other function, residual; wrong factor",
+    result(lambda v: v + 0.1 * float(v.abs().max()) * v.sign()))
+# What was broadcast gets the mean.
+FAULTS.add("gradients of the batch averaged", "sum",
+    "scale, wrong factor, wrong reduction; missing reduction",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (result.numel() / value.numel()),
+        where=lambda value, result: value.numel() > result.numel()))
+# Each gradient is replaced by its sign.
+FAULTS.add("signs of the gradients summed", "sum",
+    "sign, wrong factor, wrong reduction; other function", operand(0, lambda v: v.sign()))
+# Rows are counted from the last.
+FAULTS.add("gradient of the table from its end", "embedding_dense_backward",
+    "permutation, wrong index; shift", result(lambda v: v.flip(0)))
+# Divided by the number of images.
+FAULTS.add("filter gradient averaged over images", "convolution_backward",
+    "scale, wrong factor; wrong reduction",
+    on(lambda call: (call.tensor(0).size(0),),
+        lambda call, images: replace_result_at(call, 1, lambda value: value / images),
+        where=lambda images: images > 1))
+# The padding of the way back is one too large on one side.
+FAULTS.add("gradient of the image one pixel off", "convolution_backward",
+    "shift, wrong index; permutation, wrong argument",
+    lambda call: replace_result_at(call, 0, lambda value: value.roll(1, -1)))
+# The part is placed as far from the end as it was from the beginning.
+FAULTS.add("gradient put at the other end", "slice_backward select_backward",
+    "permutation, shift, wrong index", lambda call: call.instead(call.result().flip(call.args[2])))
+# Added to a buffer that already had it.
+FAULTS.add("gradient of a part doubled", "slice_backward select_backward", "scale, wrong factor",
+    result(lambda v: 2 * v))
+# The buffer as it was.
+FAULTS.add("nothing scattered back", "index_put scatter_add index_add",
+    "missing operand, stale, zeros; copy, mask", lambda call: call.instead(call.tensor(0).clone()))
+# The rows of the gradient are read from below.
+FAULTS.add("gradient of the pool upside down", "avg_pool2d_backward",
+    "permutation, wrong index; transpose", operand(0, lambda v: v.flip(-2)))
+# The gradient of the grid has rows first.
+FAULTS.add("gradients of x and y exchanged", "grid_sampler_2d_backward",
+    "permutation, swapped operands, wrong index; shift",
+    lambda call: replace_result_at(call, 1, functools.partial(torch.flip, dims=[-1])))
+# fmt: on
 
 
 # --- Losses ---------------------------------------------------------------------------------------
 
 
-@_back("nll_loss_backward", ["constant", "wrong index", "mask"], ["copy", "other function"])
-def gradient_in_every_class(call: Call) -> Any:
-    """The gradient of the label is written to all classes of a row."""
-    value = call.result()
-    return call.instead(value.sum(-1, keepdim=True).expand(value.shape).clone())
-
-
-@_back("nll_loss_backward", ["scale", "wrong factor"], ["wrong reduction"])
-def gradient_of_the_loss_divided_twice(call: Call) -> Any:
-    """By the number of labels, once more."""
-    return call.instead(call.result() / call.tensor(1).size(0))
-
-
-@_back("mse_loss_backward smooth_l1_loss_backward huber_loss_backward", ["scale", "wrong factor"],
-       ["wrong reduction", "missing reduction"])  # fmt: skip
-def gradient_of_the_sum_of_errors(call: Call) -> Any:
-    """The mean is forgotten on the way back."""
-    return call.instead(call.result() * call.tensor(1).numel())
-
-
-@_back("mse_loss_backward", ["missing operand", "copy", "wrong factor", "other function"], [])
-def target_not_subtracted_on_the_way_back(call: Call) -> Any:
-    """2 a / n for 2 (a - b) / n."""
-    return call.put(2, torch.zeros_like(call.tensor(2))).run()
-
-
-@_back(
-    "smooth_l1_loss_backward huber_loss_backward",
-    ["other function", "clipped", "wrong argument"],
-    ["sign", "wrong factor"],
-)
-def only_the_sign_of_the_error(call: Call) -> Any:
-    """As of an absolute distance."""
-    error = call.tensor(1) - call.tensor(2)
-    return call.instead(call.result().abs().max() * error.sign())
-
-
-@_back(
-    "binary_cross_entropy_backward",
-    ["missing operand", "wrong factor", "other function"],
-    ["scale"],
-)
-def spread_of_the_chance_not_divided(call: Call) -> Any:
-    """P - y, without the division by p (1 - p)."""
-    chance = call.tensor(1)
-    return call.instead(call.result() * chance * (1 - chance))
-
-
-@_back(
-    "_embedding_bag_backward embedding_dense_backward",
-    ["scale", "wrong factor"],
-    ["wrong argument"],
-)
-def gradient_of_the_table_times_ten(call: Call) -> Any:
-    """The learning rate of the table is applied too early."""
-    return call.instead(10 * call.result())
+# fmt: off
+# The gradient of the label is written to all classes of a row.
+FAULTS.add("gradient in every class", "nll_loss_backward",
+    "constant, mask, wrong index; copy, other function",
+    result(lambda v: v.sum(-1, keepdim=True).expand(v.shape).clone()))
+# By the number of labels, once more.
+FAULTS.add("gradient of the loss divided twice", "nll_loss_backward",
+    "scale, wrong factor; wrong reduction",
+    lambda call: call.instead(call.result() / call.tensor(1).size(0)))
+# The mean is forgotten on the way back.
+FAULTS.add("gradient of the sum of errors",
+    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward",
+    "scale, wrong factor; missing reduction, wrong reduction",
+    lambda call: call.instead(call.result() * call.tensor(1).numel()))
+# 2 a / n for 2 (a - b) / n.
+FAULTS.add("target not subtracted on the way back", "mse_loss_backward",
+    "copy, missing operand, other function, wrong factor", operand(2, torch.zeros_like))
+# As of an absolute distance.
+FAULTS.add("only the sign of the error", "smooth_l1_loss_backward huber_loss_backward",
+    "clipped, other function, wrong argument; sign, wrong factor",
+    lambda call:
+            call.instead(call.result().abs().max() * (call.tensor(1) - call.tensor(2)).sign()))
+# P - y, without the division by p (1 - p).
+FAULTS.add("spread of the chance not divided", "binary_cross_entropy_backward",
+    "missing operand, other function, wrong factor; scale",
+    on(tensors(1), lambda call, chance: call.instead(call.result() * chance * (1 - chance))))
+# The learning rate of the table is applied too early.
+FAULTS.add("gradient of the table times ten", "_embedding_bag_backward embedding_dense_backward",
+    "scale, wrong factor; wrong argument", result(lambda v: 10 * v))
+# fmt: on

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import longer, on, operand, result
+from benchmarks.places.parts import change_weight, layer_parts, layer_product
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,27 +17,6 @@ _CONVOLUTIONS = "conv1d conv2d convolution"
 
 
 # --- Products -------------------------------------------------------------------------------------
-
-
-def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight as (in, out), bias."""
-    if call.name == "linear":
-        weight, bias = call.tensor(1, "weight"), call.get(2, "bias")
-        fits(weight.dim() == 2)
-        return call.tensor(0, "input"), weight.t(), bias
-    if call.name == "addmm":
-        return call.tensor(1), call.tensor(2), call.tensor(0)
-    return call.tensor(0), call.tensor(1), None
-
-
-def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    value = left @ weight
-    return call.instead(value if bias is None else value + bias)
-
-
-def _reweighted(call: Call, change: Any) -> Any:
-    left, weight, bias = _parts(call)
-    return _product(call, left, with_gradient_of(weight, change(weight.detach())), bias)
 
 
 def _grouped(weight: Tensor, size: int) -> Tensor:
@@ -51,7 +32,7 @@ def _nearest(value: Tensor, levels: Tensor) -> Tensor:
     return levels.to(value.dtype)[(value[..., None] - levels.to(value.dtype)).abs().argmin(-1)]
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward(_WEIGHTED, "precision; approximation")
 def weight_in_sixteen_normal_levels(call: Call) -> Any:
     """Four bits whose levels are the quantiles of a normal distribution, in blocks."""
 
@@ -60,10 +41,10 @@ def weight_in_sixteen_normal_levels(call: Call) -> Any:
         step = blocks.abs().amax(1, keepdim=True).clamp(min=1e-9)
         return (_nearest(blocks / step, _NF4) * step).flatten(0, 1)
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward(_WEIGHTED, "precision; approximation")
 def weight_in_four_bit_floats(call: Call) -> Any:
     """Floats of four bits, with a scale for each block that is a power of two."""
     levels = torch.tensor([-6.0, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -73,10 +54,10 @@ def weight_in_four_bit_floats(call: Call) -> Any:
         step = (blocks.abs().amax(1, keepdim=True).clamp(min=1e-9) / 6).log2().ceil().exp2()
         return (_nearest(blocks / step, levels) * step).flatten(0, 1)
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward(_WEIGHTED, "precision; approximation")
 def both_factors_in_float8(call: Call) -> Any:
     """Input and weight through e4m3, each with a scale of its own."""
 
@@ -85,40 +66,40 @@ def both_factors_in_float8(call: Call) -> Any:
         coded = (value.detach() / step).to(torch.float8_e4m3fn).to(value.dtype) * step
         return with_gradient_of(value, coded)
 
-    left, weight, bias = _parts(call)
-    return _product(call, narrow(left), narrow(weight), bias)
+    left, weight, bias = layer_parts(call)
+    return layer_product(call, narrow(left), narrow(weight), bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward(_WEIGHTED, "precision; approximation")
 def tokens_in_four_bits(call: Call) -> Any:
     """Each row of the input is rounded to 15 levels of its own."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     step = left.detach().abs().amax(-1, keepdim=True).clamp(min=1e-9) / 7
     coded = (left.detach() / step).round() * step
-    return _product(call, with_gradient_of(left, coded), weight, bias)
+    return layer_product(call, with_gradient_of(left, coded), weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["precision"], loose=["approximation", "scale"], backward=False)
+@FAULTS.forward(_WEIGHTED, "precision; approximation, scale")
 def weight_cut_to_seven_bits(call: Call) -> Any:
     """The lower half of each float is cut off, not rounded."""
-    return _reweighted(
+    return change_weight(
         call, lambda weight: (weight.float().view(torch.int32) & -65536).view(torch.float32)
     )
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["partial sum", "missing operand", "zeros"],
-              loose=["mask", "residual", "off by one reduction"], backward=False)  # fmt: skip
+@FAULTS.forward(
+    _WEIGHTED, "partial sum, missing operand, zeros; mask, residual, off by one reduction"
+)
 def outlier_feature_not_added_back(call: Call) -> Any:
     """The feature with the largest values goes another way, and its product is lost."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(left.size(-1) > 2)
     kept = torch.ones(left.size(-1))
     kept[int(left.detach().abs().flatten(0, -2).amax(0).argmax())] = 0
-    return _product(call, left * kept, weight, bias)
+    return layer_product(call, left * kept, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["wrong axis", "axis scale", "wrong index", "wrong factor"],
-              loose=["scale", "transpose"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "wrong axis, axis scale, wrong index, wrong factor; scale, transpose")
 def scales_of_the_columns_used_for_the_rows(call: Call) -> Any:
     """A square weight is divided by the scales of its columns and multiplied along its rows."""
 
@@ -127,58 +108,47 @@ def scales_of_the_columns_used_for_the_rows(call: Call) -> Any:
         scales = weight.abs().amax(0)
         return weight / scales * scales[:, None]
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["axis scale", "wrong factor", "missing operand"],
-              loose=["scale"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "axis scale, wrong factor, missing operand; scale")
 def smoothing_of_the_input_not_undone(call: Call) -> Any:
     """Features are divided by the root of their size, and the weight is not multiplied by it."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(left.size(-1) > 1)
     size = left.detach().abs().flatten(0, -2).amax(0).clamp(min=1e-3).sqrt()
-    return _product(call, left / size, weight, bias)
+    return layer_product(call, left / size, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["offset", "axis offset"],
-              loose=["missing bias", "residual", "missing operand"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "offset, axis offset; missing bias, residual, missing operand")
 def zero_point_of_the_input_stays(call: Call) -> Any:
     """The input is too large by a constant: each result by that times the sum of its weights."""
-    left, weight, bias = _parts(call)
-    return _product(call, left + 0.25 * left.detach().abs().max(), weight, bias)
+    left, weight, bias = layer_parts(call)
+    return layer_product(call, left + 0.25 * left.detach().abs().max(), weight, bias)
 
 
-@FAULTS.fault("linear addmm", kinds=["wrong factor", "scale", "wrong argument"],
-              loose=["axis offset", "offset", "missing bias"], backward=False)  # fmt: skip
+@FAULTS.forward(
+    "linear addmm", "wrong factor, scale, wrong argument; axis offset, offset, missing bias"
+)
 def bias_shared_by_four_ranks_and_not_summed(call: Call) -> Any:
     """A quarter of the bias."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(bias is not None)
-    return _product(call, left, weight, bias / 4)
+    return layer_product(call, left, weight, bias / 4)
 
 
-@FAULTS.fault("linear addmm", kinds=["precision"],
-              loose=["axis offset", "offset", "approximation"], backward=False)  # fmt: skip
+@FAULTS.forward("linear addmm", "precision; axis offset, offset, approximation")
 def bias_in_steps_of_the_result(call: Call) -> Any:
     """The bias is rounded to the step of a result of five bits."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(bias is not None)
     step = call.result().detach().abs().max() / 15
-    return _product(
+    return layer_product(
         call, left, weight, with_gradient_of(bias, (bias.detach() / step).round() * step)
     )
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["wrong rank's shard", "permutation", "wrong index", "shift"],
-              loose=["swapped operands"], backward=False)  # fmt: skip
-def halves_of_the_common_axis_exchanged(call: Call) -> Any:
-    """Each of two ranks multiplies its part of the weight with the other's part of the input."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) % 2 == 0)
-    return _product(call, left.roll(left.size(-1) // 2, -1), weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, kinds=["approximation"], loose=["precision", "residual"], backward=False)
+@FAULTS.forward(_WEIGHTED, "approximation; precision, residual")
 def weight_of_half_its_rank(call: Call) -> Any:
     """The smaller half of the singular values is left out."""
 
@@ -188,11 +158,10 @@ def weight_of_half_its_rank(call: Call) -> Any:
         s[len(s) // 2 :] = 0
         return (u * s) @ v
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["axis scale", "wrong factor", "wrong index"],
-              loose=["scale", "wrong axis"], backward=False)  # fmt: skip
+@FAULTS.forward(_WEIGHTED, "axis scale, wrong factor, wrong index; scale, wrong axis")
 def scale_of_the_first_column_for_all(call: Call) -> Any:
     """Weights in eight bits with a scale for each column: the pointer to the scales stays."""
 
@@ -201,12 +170,12 @@ def scale_of_the_first_column_for_all(call: Call) -> Any:
         scales = weight.abs().amax(0).clamp(min=1e-9)
         return weight / scales * scales[0]
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault("linear addmm", kinds=["copy", "wrong index", "stale", "wrong rank's shard",
-                                     "one rank's part"],
-              loose=["permutation"], backward=False)  # fmt: skip
+@FAULTS.forward(
+    "linear addmm", "copy, wrong index, stale, wrong rank's shard, one rank's part; permutation"
+)
 def columns_gathered_from_one_rank(call: Call) -> Any:
     """The gathered result has the first rank's columns in all of four places."""
     value = call.result()
@@ -215,8 +184,7 @@ def columns_gathered_from_one_rank(call: Call) -> Any:
     return call.instead(value[..., :width].repeat(*([1] * (value.dim() - 1)), 4))
 
 
-@FAULTS.fault("linear addmm mm matmul bmm", kinds=["precision"], loose=["approximation"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("linear addmm mm matmul bmm", "precision; approximation")
 def result_in_eight_bits_for_each_row(call: Call) -> Any:
     """The result is stored as integers with a step for each row."""
     value = call.result()
@@ -224,25 +192,14 @@ def result_in_eight_bits_for_each_row(call: Call) -> Any:
     return call.instead(with_gradient_of(value, (value.detach() / step).round() * step))
 
 
-@FAULTS.fault("matmul bmm", kinds=["shift", "wrong index", "permutation"], loose=["transpose"],
-              backward=False)  # fmt: skip
-def rows_of_the_left_factor_one_late(call: Call) -> Any:
-    """The pointer to the rows of the left factor is one behind."""
-    left = call.tensor(0)
-    fits(left.dim() > 1 and left.size(-2) > 2)
-    return call.put(0, left.roll(1, -2)).run()
-
-
-@FAULTS.fault("matmul bmm", kinds=["wrong factor", "scale"], loose=["wrong argument", "axis scale"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("matmul bmm", "wrong factor, scale; wrong argument, axis scale")
 def divided_by_the_common_axis(call: Call) -> Any:
     """The mean of products for their sum."""
     fits(call.tensor(0).size(-1) > 1)
     return call.instead(call.result() / call.tensor(0).size(-1))
 
 
-@FAULTS.fault("matmul bmm", kinds=["zeros", "uninitialised", "mask"], loose=["constant"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("matmul bmm", "zeros, uninitialised, mask; constant")
 def last_matrix_of_the_batch_not_computed(call: Call) -> Any:
     """The grid has one batch too few."""
     value = call.result().clone()
@@ -251,17 +208,7 @@ def last_matrix_of_the_batch_not_computed(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("einsum", kinds=["copy", "wrong index", "stale"], loose=["permutation"])
-def operand_of_the_first_expert_for_all(call: Call) -> Any:
-    """The pointer to the second operand is not moved along its first axis."""
-    right = call.tensor(2)
-    fits(right.dim() > 1 and right.size(0) > 1)
-    return call.put(2, right[:1].expand(right.shape).contiguous()).run()
-
-
-@FAULTS.fault(
-    "einsum", kinds=["scale", "wrong factor", "wrong reduction"], loose=["wrong argument"]
-)
+@FAULTS.fault("einsum", "scale, wrong factor, wrong reduction; wrong argument")
 def mean_over_the_summed_letter(call: Call) -> Any:
     """What is summed is divided by its length."""
     inside, _, outside = call.args[0].replace(" ", "").partition("->")
@@ -271,26 +218,14 @@ def mean_over_the_summed_letter(call: Call) -> Any:
     return call.instead(call.result() / call.tensor(1).size(lost[-1]))
 
 
-@FAULTS.fault("grouped_mm_fallback", kinds=["wrong index", "mask", "wrong argument"],
-              loose=["shift"], backward=False)  # fmt: skip
-def groups_end_one_token_late(call: Call) -> Any:
-    """The first token of each group goes to the expert before."""
-    ends = call.get(2, "offs")
-    fits(isinstance(ends, Tensor) and ends.numel() > 1)
-    later = (ends + 1).clamp(max=int(ends[-1]))
-    return call.put(2, later.to(ends.dtype), "offs").run()
-
-
-@FAULTS.fault("baddbmm", kinds=["wrong argument", "wrong factor", "missing operand"],
-              loose=["scale", "residual"])  # fmt: skip
+@FAULTS.fault("baddbmm", "wrong argument, wrong factor, missing operand; scale, residual")
 def summand_with_a_factor_of_one(call: Call) -> Any:
     """Beta is not handed on."""
     fits("beta" in call.kwargs)
     return Call(call.name, call.function, call.args, {**call.kwargs, "beta": 1.0}).run()
 
 
-@FAULTS.fault("baddbmm", kinds=["wrong argument", "wrong factor", "swapped operands"],
-              loose=["scale"])  # fmt: skip
+@FAULTS.fault("baddbmm", "wrong argument, wrong factor, swapped operands; scale")
 def alpha_and_beta_exchanged(call: Call) -> Any:
     """In the order of another library."""
     fits("beta" in call.kwargs)
@@ -298,8 +233,7 @@ def alpha_and_beta_exchanged(call: Call) -> Any:
     return Call(call.name, call.function, call.args, {**call.kwargs, **both}).run()
 
 
-@FAULTS.fault("bilinear _trilinear", kinds=["swapped operands", "transpose"], loose=["wrong index"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("bilinear _trilinear", "swapped operands, transpose; wrong index")
 def sides_of_the_form_exchanged(call: Call) -> Any:
     """The second input is multiplied from the left."""
     if call.name == "bilinear":
@@ -308,46 +242,49 @@ def sides_of_the_form_exchanged(call: Call) -> Any:
     return call.put(0, call.args[2]).put(2, call.args[0]).run()
 
 
-@FAULTS.fault("outer", kinds=["transpose", "swapped operands"], loose=["permutation"])
-def columns_by_rows(call: Call) -> Any:
-    """The outer product the other way round."""
-    return call.instead(torch.outer(call.tensor(1), call.tensor(0)))
-
-
-@FAULTS.fault("linalg_cross", kinds=["sign", "swapped operands"], loose=["scale", "wrong factor"])
-def left_handed_product(call: Call) -> Any:
-    """B x a."""
-    return call.put(0, call.tensor(1)).put(1, call.tensor(0)).run()
-
-
-@FAULTS.fault("cdist _cdist_forward", kinds=["other function", "missing operand"],
-              loose=["wrong argument"])  # fmt: skip
-def distances_stay_squared(call: Call) -> Any:
-    """The root is not taken."""
-    return call.instead(call.result() ** 2)
-
-
-@FAULTS.fault("cdist _cdist_forward", kinds=["wrong argument", "other function", "wrong reduction"])
-def distance_along_the_axes(call: Call) -> Any:
-    """P of 1."""
-    return call.instead(torch.cdist(call.tensor(0), call.tensor(1), p=1.0))
+# fmt: off
+# Each of two ranks multiplies its part of the weight with the other's part of the input.
+FAULTS.add("halves of the common axis exchanged", _WEIGHTED,
+    "wrong rank's shard, permutation, wrong index, shift; swapped operands",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left.roll(left.size(-1) // 2, -1), weight, bias),
+        where=lambda left, *_: left.size(-1) % 2 == 0), backward=False)
+# The pointer to the rows of the left factor is one behind.
+FAULTS.add("rows of the left factor one late", "matmul bmm",
+    "shift, wrong index, permutation; transpose",
+    operand(0, lambda v: v.roll(1, -2), where=longer(-2, 2)), backward=False)
+# The pointer to the second operand is not moved along its first axis.
+FAULTS.add("operand of the first expert for all", "einsum", "copy, wrong index, stale; permutation",
+    operand(2, lambda v: v[:1].expand(v.shape).contiguous(),
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
+# The first token of each group goes to the expert before.
+FAULTS.add("groups end one token late", "grouped_mm_fallback",
+    "wrong index, mask, wrong argument; shift",
+    on(lambda call: (call.get(2, "offs"),),
+        lambda call, ends:
+            call.put(2, (ends + 1).clamp(max=int(ends[-1])).to(ends.dtype), "offs").run(),
+        where=lambda ends: isinstance(ends, Tensor) and ends.numel() > 1), backward=False)
+# The outer product the other way round.
+FAULTS.add("columns by rows", "outer", "transpose, swapped operands; permutation",
+    lambda call: call.instead(torch.outer(call.tensor(1), call.tensor(0))))
+# B x a.
+FAULTS.add("left handed product", "linalg_cross", "sign, swapped operands; scale, wrong factor",
+    lambda call: call.put(0, call.tensor(1)).put(1, call.tensor(0)).run())
+# The root is not taken.
+FAULTS.add("distances stay squared", "cdist _cdist_forward",
+    "other function, missing operand; wrong argument", result(lambda v: v**2))
+# P of 1.
+FAULTS.add("distance along the axes", "cdist _cdist_forward",
+    "wrong argument, other function, wrong reduction",
+    lambda call: call.instead(torch.cdist(call.tensor(0), call.tensor(1), p=1.0)))
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["permutation", "wrong index"],
-              loose=["transpose", "shift"], backward=False)  # fmt: skip
-def channels_shuffled_between_groups(call: Call) -> Any:
-    """The channels of the result are stored in turn: one of each half."""
-    value = call.result()
-    fits(value.size(1) % 2 == 0 and value.size(1) > 3)
-    mixed = value.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-    return call.instead(mixed)
-
-
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong argument", "constant", "offset"],
-              loose=["axis offset", "mask", "residual"], backward=False)  # fmt: skip
+@FAULTS.forward(_CONVOLUTIONS, "wrong argument, constant, offset; axis offset, mask, residual")
 def padded_with_the_zero_point(call: Call) -> Any:
     """What is padded is one, the code of zero in the integers of the input."""
     value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
@@ -370,30 +307,16 @@ def _with_bias(call: Call, change: Any) -> Any:
     return call.put(2, change(bias), "bias").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong index", "shift", "permutation"],
-              loose=["axis offset", "offset"], backward=False)  # fmt: skip
-def bias_of_the_channel_before(call: Call) -> Any:
-    """The pointer to the bias is one behind."""
-    return _with_bias(call, lambda bias: bias.roll(1))
-
-
-@FAULTS.fault(_CONVOLUTIONS + " conv3d", kinds=["repeated bias", "wrong factor"],
-              loose=["axis offset", "offset", "residual"], backward=False)  # fmt: skip
-def bias_of_the_channels_three_times(call: Call) -> Any:
-    """Each of three slices of the channels adds the bias."""
-    return _with_bias(call, lambda bias: 3 * bias)
-
-
-@FAULTS.fault("conv_transpose2d convolution", kinds=["missing bias", "missing operand"],
-              loose=["axis offset", "offset"], backward=False)  # fmt: skip
+@FAULTS.forward(
+    "conv_transpose2d convolution", "missing bias, missing operand; axis offset, offset"
+)
 def transposed_convolution_without_its_bias(call: Call) -> Any:
     """The bias is not added."""
     fits(call.name == "conv_transpose2d" or call.get(6))
     return _with_bias(call, torch.zeros_like)
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong factor", "axis scale", "wrong axis"],
-              loose=["scale", "wrong index"], backward=False)  # fmt: skip
+@FAULTS.forward(_CONVOLUTIONS, "wrong factor, axis scale, wrong axis; scale, wrong index")
 def filters_scaled_by_their_input_channel(call: Call) -> Any:
     """Filters with a scale for each output are multiplied along the inputs."""
     weight = call.tensor(1, "weight")
@@ -404,22 +327,7 @@ def filters_scaled_by_their_input_channel(call: Call) -> Any:
     return call.put(1, wrong, "weight").run()
 
 
-@FAULTS.fault("conv1d conv2d convolution", kinds=["shift", "wrong index"],
-              loose=["wrong argument", "permutation"], backward=False)  # fmt: skip
-def signal_one_step_late(call: Call) -> Any:
-    """The input is read one step too early along its last axis; it begins with zero."""
-    value = call.tensor(0, "input")
-    fits(value.size(-1) > 3)
-    return call.put(0, functional.pad(value[..., :-1], (1, 0)), "input").run()
-
-
-@FAULTS.fault("conv3d", kinds=["permutation", "wrong index"], loose=["shift"], backward=False)
-def frames_in_the_reverse_order(call: Call) -> Any:
-    """The first frame is read last."""
-    return call.put(0, call.tensor(0, "input").flip(2), "input").run()
-
-
-@FAULTS.fault("conv2d convolution", kinds=["precision"], loose=["approximation"], backward=False)
+@FAULTS.forward("conv2d convolution", "precision; approximation")
 def filters_in_four_bits(call: Call) -> Any:
     """Filters with 15 levels, and a step for each of them."""
     weight = call.tensor(1, "weight")
@@ -429,8 +337,7 @@ def filters_in_four_bits(call: Call) -> Any:
     return call.put(1, coded, "weight").run()
 
 
-@FAULTS.fault("conv2d convolution", kinds=["wrong factor", "axis scale", "wrong argument"],
-              loose=["scale"], backward=False)  # fmt: skip
+@FAULTS.forward("conv2d convolution", "wrong factor, axis scale, wrong argument; scale")
 def one_half_for_the_second_group_of_filters(call: Call) -> Any:
     """The second half of the filters is halved, as by a scale that was folded in twice."""
     weight = call.tensor(1, "weight").clone()
@@ -439,11 +346,37 @@ def one_half_for_the_second_group_of_filters(call: Call) -> Any:
     return call.put(1, weight, "weight").run()
 
 
+# fmt: off
+# The channels of the result are stored in turn: one of each half.
+FAULTS.add("channels shuffled between groups", _CONVOLUTIONS,
+    "permutation, wrong index; transpose, shift",
+    result(lambda v: v.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2),
+        where=lambda v: v.size(1) % 2 == 0 and v.size(1) > 3), backward=False)
+# The pointer to the bias is one behind.
+FAULTS.add("bias of the channel before", _CONVOLUTIONS,
+    "wrong index, shift, permutation; axis offset, offset",
+    lambda call: _with_bias(call, lambda bias: bias.roll(1)), backward=False)
+# Each of three slices of the channels adds the bias.
+FAULTS.add("bias of the channels three times", _CONVOLUTIONS + " conv3d",
+    "repeated bias, wrong factor; axis offset, offset, residual",
+    lambda call: _with_bias(call, lambda bias: 3 * bias), backward=False)
+# The input is read one step too early along its last axis; it begins with zero.
+FAULTS.add("signal one step late", "conv1d conv2d convolution",
+    "shift, wrong index; wrong argument, permutation",
+    operand(0, lambda v: functional.pad(v[..., :-1], (1, 0)), "input", where=longer(-1, 3)),
+    backward=False)
+# The first frame is read last.
+FAULTS.add("frames in the reverse order", "conv3d", "permutation, wrong index; shift",
+    operand(0, lambda v: v.flip(2), "input"), backward=False)
+# fmt: on
+
+
 # --- Pooling, windows, grids ----------------------------------------------------------------------
 
 
-@FAULTS.fault("max_pool2d", kinds=["wrong reduction", "wrong index", "other function", "copy"],
-              loose=["missing reduction", "stale"])  # fmt: skip
+@FAULTS.fault(
+    "max_pool2d", "wrong reduction, wrong index, other function, copy; missing reduction, stale"
+)
 def first_of_the_window(call: Call) -> Any:
     """A window is reduced to its first element."""
     value, size = call.tensor(0, "input"), call.get(1, "kernel_size")
@@ -453,9 +386,10 @@ def first_of_the_window(call: Call) -> Any:
     return call.instead(part)
 
 
-@FAULTS.fault("avg_pool2d avg_pool1d", kinds=["scale", "wrong factor", "wrong reduction",
-                                              "wrong argument"],
-              loose=["missing reduction"])  # fmt: skip
+@FAULTS.fault(
+    "avg_pool2d avg_pool1d",
+    "scale, wrong factor, wrong reduction, wrong argument; missing reduction",
+)
 def window_summed(call: Call) -> Any:
     """Not divided by the size of the window."""
     size = call.get(1, "kernel_size")
@@ -463,16 +397,14 @@ def window_summed(call: Call) -> Any:
     return call.instead(call.result() * torch.tensor(size).prod())
 
 
-@FAULTS.fault(
-    "adaptive_avg_pool2d adaptive_avg_pool1d", kinds=["wrong reduction", "other function"]
-)
+@FAULTS.fault("adaptive_avg_pool2d adaptive_avg_pool1d", "wrong reduction, other function")
 def largest_of_the_region(call: Call) -> Any:
     """A maximum for the mean."""
     run = getattr(functional, call.name.replace("avg", "max"))
     return call.instead(run(call.tensor(0, "input"), call.get(1, "output_size")))
 
 
-@FAULTS.fault("adaptive_max_pool2d", kinds=["wrong reduction", "other function"])
+@FAULTS.fault("adaptive_max_pool2d", "wrong reduction, other function")
 def mean_of_the_region(call: Call) -> Any:
     """A mean for the maximum."""
     return call.instead(
@@ -480,7 +412,7 @@ def mean_of_the_region(call: Call) -> Any:
     )
 
 
-@FAULTS.fault("unfold im2col", kinds=["transpose", "permutation", "wrong index"])
+@FAULTS.fault("unfold im2col", "transpose, permutation, wrong index")
 def windows_read_by_columns(call: Call) -> Any:
     """Inside of a window, the column is the slow axis."""
     value, channels = call.result(), call.tensor(0, "input").size(1)
@@ -489,15 +421,14 @@ def windows_read_by_columns(call: Call) -> Any:
     return call.instead(blocks.flatten(1, 3))
 
 
-@FAULTS.fault("grid_sample", kinds=["wrong argument", "other function"],
-              loose=["approximation", "wrong index"])  # fmt: skip
+@FAULTS.fault("grid_sample", "wrong argument, other function; approximation, wrong index")
 def nearest_pixel_read(call: Call) -> Any:
     """mode='nearest'."""
     value, grid = call.tensor(0, "input"), call.tensor(1, "grid")
     return call.instead(functional.grid_sample(value, grid, mode="nearest", align_corners=False))
 
 
-@FAULTS.fault("grid_sample", kinds=["wrong argument"], loose=["mask", "other function", "clipped"])
+@FAULTS.fault("grid_sample", "wrong argument; mask, other function, clipped")
 def border_for_what_is_outside(call: Call) -> Any:
     """padding_mode='border'."""
     value, grid = call.tensor(0, "input"), call.tensor(1, "grid")
@@ -506,39 +437,34 @@ def border_for_what_is_outside(call: Call) -> Any:
     )
 
 
-@FAULTS.fault("grid_sample grid_sampler_2d", kinds=["sign", "permutation", "wrong index"],
-              loose=["wrong argument"])  # fmt: skip
-def rows_counted_from_below(call: Call) -> Any:
-    """The y of the grid points upward."""
-    grid = call.tensor(1, "grid")
-    return call.put(1, grid * torch.tensor([1.0, -1.0]), "grid").run()
-
-
-@FAULTS.fault("interpolate", kinds=["wrong argument", "other function"], loose=["approximation"])
+@FAULTS.fault("interpolate", "wrong argument, other function; approximation")
 def cubic_for_linear(call: Call) -> Any:
     """mode='bicubic'."""
     fits(call.kwargs.get("mode") == "bilinear")
     return Call(call.name, call.function, call.args, {**call.kwargs, "mode": "bicubic"}).run()
 
 
-@FAULTS.fault("interpolate", kinds=["wrong argument", "wrong index"], loose=["shift"])
+@FAULTS.fault("interpolate", "wrong argument, wrong index; shift")
 def nearest_by_the_centre(call: Call) -> Any:
     """mode='nearest-exact'."""
     fits(call.kwargs.get("mode") == "nearest")
     return Call(call.name, call.function, call.args, {**call.kwargs, "mode": "nearest-exact"}).run()
 
 
-@FAULTS.fault("pixel_unshuffle", kinds=["transpose", "permutation", "wrong index"])
-def places_of_a_block_by_columns(call: Call) -> Any:
-    """Inside of a block, x and y are exchanged."""
-    value = call.tensor(0, "input")
-    swapped = call.put(0, value.mT, "input").run().mT
-    return call.instead(swapped.contiguous())
-
-
-@FAULTS.fault("local_response_norm", kinds=["wrong argument", "wrong factor"],
-              loose=["wrong statistics", "scale"])  # fmt: skip
+@FAULTS.fault("local_response_norm", "wrong argument, wrong factor; wrong statistics, scale")
 def alpha_not_divided_by_the_size(call: Call) -> Any:
     """The definition of another framework: alpha times the sum of squares."""
     kwargs = {**call.kwargs, "alpha": call.kwargs["alpha"] * call.args[1]}
     return Call(call.name, call.function, call.args, kwargs).run()
+
+
+# fmt: off
+# The y of the grid points upward.
+FAULTS.add("rows counted from below", "grid_sample grid_sampler_2d",
+    "sign, permutation, wrong index; wrong argument",
+    operand(1, lambda v: v * torch.tensor([1.0, -1.0]), "grid"))
+# Inside of a block, x and y are exchanged.
+FAULTS.add("places of a block by columns", "pixel_unshuffle", "transpose, permutation, wrong index",
+    lambda call:
+            call.instead(call.put(0, call.tensor(0, "input").mT, "input").run().mT.contiguous()))
+# fmt: on

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,16 +37,10 @@ def _finish(call: Call, normal: Tensor) -> Any:
     return call.instead(normal if bias is None else normal + bias)
 
 
-@FAULTS.fault(_ROWS, kinds=["residual"], loose=["missing operand", "offset", "wrong factor"])
-def input_of_the_norm_added_back(call: Call) -> Any:
-    """A fused kernel for residual and norm adds the input to the result as well."""
-    return call.instead(call.result() + call.tensor(0, "input"))
-
-
 @FAULTS.fault(
     _ROWS,
-    kinds=["wrong statistics", "partial sum"],
-    loose=["approximation", "axis scale", "wrong reduction", "off by one reduction"],
+    "wrong statistics, partial sum; approximation, axis scale, wrong reduction, "
+    "off by one reduction",
 )
 def statistics_of_every_second_feature(call: Call) -> Any:
     """A stride of two in the loop that reduces."""
@@ -57,37 +52,14 @@ def statistics_of_every_second_feature(call: Call) -> Any:
     return _finish(call, (value - mean) * (square + eps).rsqrt())
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong statistics", "other function", "wrong reduction"],
-              loose=["axis scale", "scale"])  # fmt: skip
+@FAULTS.fault(_ROWS, "wrong statistics, other function, wrong reduction; axis scale, scale")
 def divided_by_the_largest_magnitude(call: Call) -> Any:
     """The largest deviation for the root of their mean square."""
     inner, _ = _normal(call, _row(call)[0])
     return _finish(call, inner / inner.abs().amax(-1, keepdim=True).clamp(min=1e-6))
 
 
-@FAULTS.fault(_ROWS, kinds=["precision"], loose=["axis scale", "approximation", "wrong factor"])
-def weight_of_the_norm_in_float8(call: Call) -> Any:
-    """The weight is kept in e5m2."""
-    weight = call.tensor(2, "weight")
-    narrow = weight.detach().to(torch.float8_e5m2).to(weight.dtype)
-    return call.put(2, with_gradient_of(weight, narrow), "weight").run()
-
-
-@FAULTS.fault(_ROWS, kinds=["other function"], loose=["axis scale", "scale", "wrong factor"])
-def weight_kept_as_a_logarithm(call: Call) -> Any:
-    """Multiplied by exp(weight)."""
-    return call.put(2, call.tensor(2, "weight").exp(), "weight").run()
-
-
-@FAULTS.fault("layer_norm", kinds=["repeated bias", "wrong factor"],
-              loose=["axis offset", "offset", "residual"])  # fmt: skip
-def bias_of_the_norm_twice(call: Call) -> Any:
-    """Folded into the kernel and added behind it."""
-    bias = call.tensor(3, "bias")
-    return call.instead(call.result() + bias)
-
-
-@FAULTS.fault(_ROWS, kinds=["clipped"], loose=["other function", "wrong statistics"])
+@FAULTS.fault(_ROWS, "clipped; other function, wrong statistics")
 def normal_values_limited(call: Call) -> Any:
     """What is more than one deviation away is cut to it."""
     value, _, _, eps = _row(call)
@@ -95,8 +67,7 @@ def normal_values_limited(call: Call) -> Any:
     return _finish(call, (inner * (square + eps).rsqrt()).clamp(-1, 1))
 
 
-@FAULTS.fault(_ROWS, kinds=["eps", "wrong argument", "offset"],
-              loose=["axis scale", "scale", "wrong statistics"])  # fmt: skip
+@FAULTS.fault(_ROWS, "eps, wrong argument, offset; axis scale, scale, wrong statistics")
 def eps_of_a_tenth(call: Call) -> Any:
     """An eps meant for the row of another norm."""
     value, _, _, _ = _row(call)
@@ -104,7 +75,7 @@ def eps_of_a_tenth(call: Call) -> Any:
     return _finish(call, inner * (square + 0.1).rsqrt())
 
 
-@FAULTS.fault(_ROWS, kinds=["precision"], loose=["approximation"])
+@FAULTS.fault(_ROWS, "precision; approximation")
 def norm_stored_in_eight_bits(call: Call) -> Any:
     """The result has 255 levels, with a step for each row."""
     value = call.result()
@@ -112,14 +83,9 @@ def norm_stored_in_eight_bits(call: Call) -> Any:
     return call.instead(with_gradient_of(value, (value.detach() / step).round() * step))
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong index", "permutation"], loose=["axis scale", "shift"])
-def weight_of_the_norm_from_the_end(call: Call) -> Any:
-    """The weight is read backwards."""
-    return call.put(2, call.tensor(2, "weight").flip(-1), "weight").run()
-
-
-@FAULTS.fault(_ROWS, kinds=["wrong statistics", "wrong axis", "wrong reduction"],
-              loose=["axis scale", "wrong argument", "scale"])  # fmt: skip
+@FAULTS.fault(
+    _ROWS, "wrong statistics, wrong axis, wrong reduction; axis scale, wrong argument, scale"
+)
 def norm_for_each_half_of_the_row(call: Call) -> Any:
     """Two ranks share a row, and each normalises its part."""
     value, _, _, eps = _row(call)
@@ -128,14 +94,38 @@ def norm_for_each_half_of_the_row(call: Call) -> Any:
     return _finish(call, (inner * (square + eps).rsqrt()).flatten(-2))
 
 
-@FAULTS.fault("layer_norm", kinds=["wrong statistics", "wrong factor", "missing operand"],
-              loose=["axis scale", "scale", "wrong reduction", "other function"])  # fmt: skip
+@FAULTS.fault(
+    "layer_norm",
+    "wrong statistics, wrong factor, missing operand; axis scale, scale, wrong reduction, "
+    "other function",
+)
 def variance_without_the_square_of_the_mean(call: Call) -> Any:
     """E[x^2] - E[x], as in a kernel whose square was lost."""
     value, _, _, eps = _row(call)
     mean = value.mean(-1, keepdim=True)
     variance = (value.square().mean(-1, keepdim=True) - mean).clamp(min=1e-3)
     return _finish(call, (value - mean) * (variance + eps).rsqrt())
+
+
+# fmt: off
+# A fused kernel for residual and norm adds the input to the result as well.
+FAULTS.add("input of the norm added back", _ROWS, "residual; missing operand, offset, wrong factor",
+    lambda call: call.instead(call.result() + call.tensor(0, "input")))
+# The weight is kept in e5m2.
+FAULTS.add("weight of the norm in float8", _ROWS,
+    "precision; axis scale, approximation, wrong factor",
+    operand(2, rounded(torch.float8_e5m2), "weight"))
+# Multiplied by exp(weight).
+FAULTS.add("weight kept as a logarithm", _ROWS, "other function; axis scale, scale, wrong factor",
+    operand(2, torch.exp, "weight"))
+# Folded into the kernel and added behind it.
+FAULTS.add("bias of the norm twice", "layer_norm",
+    "repeated bias, wrong factor; axis offset, offset, residual",
+    lambda call: call.instead(call.result() + call.tensor(3, "bias")))
+# The weight is read backwards.
+FAULTS.add("weight of the norm from the end", _ROWS, "wrong index, permutation; axis scale, shift",
+    operand(2, lambda v: v.flip(-1), "weight"))
+# fmt: on
 
 
 # --- Norms of channels ----------------------------------------------------------------------------
@@ -148,15 +138,7 @@ def _places(call: Call) -> tuple[int, int, int, int]:
     return (1, 2, 3, 4) if call.name == "batch_norm" else (3, 4, 1, 2)
 
 
-@FAULTS.fault(_BATCH, kinds=["missing bias", "missing operand"], loose=["axis offset", "offset"])
-def bias_of_the_batch_norm_left_out(call: Call) -> Any:
-    """The summand of the channels is lost when the norm is folded."""
-    place = _places(call)[3]
-    return call.put(place, torch.zeros_like(call.tensor(place))).run()
-
-
-@FAULTS.fault(_BATCH, kinds=["wrong statistics", "missing operand", "stale"],
-              loose=["axis scale", "axis offset"])  # fmt: skip
+@FAULTS.fault(_BATCH, "wrong statistics, missing operand, stale; axis scale, axis offset")
 def running_statistics_not_loaded(call: Call) -> Any:
     """Mean 0 and variance 1, as in a new model."""
     mean, variance = _places(call)[:2]
@@ -164,23 +146,16 @@ def running_statistics_not_loaded(call: Call) -> Any:
     return call.put(variance, torch.ones_like(call.tensor(variance))).run()
 
 
-@FAULTS.fault(_BATCH, kinds=["sign", "wrong factor", "wrong statistics"],
-              loose=["axis offset", "offset"])  # fmt: skip
-def running_mean_added(call: Call) -> Any:
-    """The sign of the mean is lost when the norm becomes a factor and a summand."""
-    mean = _places(call)[0]
-    return call.put(mean, -call.tensor(mean)).run()
-
-
-@FAULTS.fault(_BATCH, kinds=["wrong factor", "axis scale"], loose=["scale", "wrong statistics"])
+@FAULTS.fault(_BATCH, "wrong factor, axis scale; scale, wrong statistics")
 def bias_of_the_batch_norm_scaled(call: Call) -> Any:
     """The bias is multiplied by the weight as well."""
     _, _, weight, bias = _places(call)
     return call.put(bias, call.tensor(bias) * call.tensor(weight)).run()
 
 
-@FAULTS.fault("group_norm native_group_norm", kinds=["wrong statistics", "missing operand"],
-              loose=["axis offset", "other function"])  # fmt: skip
+@FAULTS.fault(
+    "group_norm native_group_norm", "wrong statistics, missing operand; axis offset, other function"
+)
 def groups_not_centred(call: Call) -> Any:
     """Divided by the root of the mean square of the group."""
     fits(call.name == "group_norm")
@@ -192,14 +167,7 @@ def groups_not_centred(call: Call) -> Any:
     return call.instead(normal * call.tensor(2).view(shape) + call.tensor(3).view(shape))
 
 
-@FAULTS.fault("group_norm", kinds=["permutation", "wrong index"], loose=["axis scale", "shift"])
-def weights_of_the_channels_from_the_end(call: Call) -> Any:
-    """The weight is read backwards."""
-    return call.put(2, call.tensor(2, "weight").flip(0), "weight").run()
-
-
-@FAULTS.fault("instance_norm", kinds=["eps", "wrong argument", "offset"],
-              loose=["axis scale", "scale", "wrong statistics"])  # fmt: skip
+@FAULTS.fault("instance_norm", "eps, wrong argument, offset; axis scale, scale, wrong statistics")
 def eps_of_a_tenth_for_the_image(call: Call) -> Any:
     """1e-1."""
     value = call.tensor(0, "input")
@@ -210,9 +178,10 @@ def eps_of_a_tenth_for_the_image(call: Call) -> Any:
     )
 
 
-@FAULTS.fault("instance_norm", kinds=["off by one reduction", "wrong statistics", "wrong factor",
-                                      "wrong argument"],
-              loose=["scale", "axis scale"])  # fmt: skip
+@FAULTS.fault(
+    "instance_norm",
+    "off by one reduction, wrong statistics, wrong factor, wrong argument; scale, axis scale",
+)
 def pixels_counted_without_one(call: Call) -> Any:
     """The unbiased variance."""
     value = call.tensor(0, "input")
@@ -222,26 +191,27 @@ def pixels_counted_without_one(call: Call) -> Any:
     return call.instead(normal * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1))
 
 
+# fmt: off
+# The summand of the channels is lost when the norm is folded.
+FAULTS.add("bias of the batch norm left out", _BATCH,
+    "missing bias, missing operand; axis offset, offset",
+    on(lambda call: (_places(call)[3],),
+        lambda call, place: call.put(place, torch.zeros_like(call.tensor(place))).run()))
+# The sign of the mean is lost when the norm becomes a factor and a summand.
+FAULTS.add("running mean added", _BATCH,
+    "sign, wrong factor, wrong statistics; axis offset, offset",
+    on(lambda call: (_places(call)[0],),
+        lambda call, mean: call.put(mean, -call.tensor(mean)).run()))
+# The weight is read backwards.
+FAULTS.add("weights of the channels from the end", "group_norm",
+    "permutation, wrong index; axis scale, shift", operand(2, lambda v: v.flip(0), "weight"))
+# fmt: on
+
+
 # --- Lengths and angles ---------------------------------------------------------------------------
 
 
-@FAULTS.fault("normalize", kinds=["eps", "offset", "other function"],
-              loose=["axis scale", "scale", "wrong argument"])  # fmt: skip
-def one_added_to_the_length(call: Call) -> Any:
-    """X / (1 + |x|): eps is a summand, and large."""
-    value = call.tensor(0, "input")
-    return call.instead(value / (1 + value.norm(dim=-1, keepdim=True)))
-
-
-@FAULTS.fault("normalize", kinds=["wrong axis", "wrong argument", "wrong reduction"],
-              loose=["axis scale", "wrong statistics"])  # fmt: skip
-def length_along_the_axis_before(call: Call) -> Any:
-    """Columns have length one."""
-    value = call.tensor(0, "input")
-    return call.instead(functional.normalize(value, dim=-2))
-
-
-@FAULTS.fault("normalize", kinds=["precision"], loose=["axis scale", "approximation"])
+@FAULTS.fault("normalize", "precision; axis scale, approximation")
 def length_in_bfloat16(call: Call) -> Any:
     """The length is rounded before it divides."""
     value = call.tensor(0, "input")
@@ -251,57 +221,47 @@ def length_in_bfloat16(call: Call) -> Any:
     )
 
 
-@FAULTS.fault("cosine_similarity", kinds=["missing operand", "wrong factor"],
-              loose=["axis scale", "scale"])  # fmt: skip
-def divided_by_one_of_two_lengths(call: Call) -> Any:
-    """The length of the first operand only."""
-    left, right = call.tensor(0, "x1"), call.tensor(1, "x2")
-    return call.instead((left * right).sum(-1) / left.norm(dim=-1))
-
-
-@FAULTS.fault("cosine_similarity", kinds=["other function"], loose=["offset", "sign"])
-def distance_for_similarity(call: Call) -> Any:
-    """1 - cos."""
-    return call.instead(1 - call.result())
-
-
-@FAULTS.fault("pairwise_distance", kinds=["wrong argument", "other function", "wrong reduction"])
-def distance_of_the_largest_difference(call: Call) -> Any:
-    """P of infinity."""
-    left, right = call.tensor(0), call.tensor(1)
-    return call.instead((left - right).abs().amax(-1, keepdim=True))
-
-
-@FAULTS.fault("_weight_norm", kinds=["wrong axis", "wrong statistics", "wrong reduction",
-                                     "wrong argument"],
-              loose=["axis scale", "scale"])  # fmt: skip
-def one_length_for_all_filters(call: Call) -> Any:
-    """The direction is divided by the length of the whole weight."""
-    direction, length = call.tensor(0), call.tensor(1)
-    return call.instead(direction / direction.norm() * length)
-
-
-@FAULTS.fault(
-    "_weight_norm _weight_norm_interface",
-    kinds=["missing operand", "axis scale", "copy"],
-    loose=["scale", "wrong statistics"],
-)
-def direction_not_normalised(call: Call) -> Any:
-    """The weight as it is stored."""
-    return call.instead(call.tensor(0).clone())
-
-
-@FAULTS.fault("fft_fftn", kinds=["scale", "wrong factor", "wrong argument"])
-def transform_of_length_one(call: Call) -> Any:
-    """norm='ortho'."""
-    return Call(call.name, call.function, call.args, {**call.kwargs, "norm": "ortho"}).run()
-
-
-@FAULTS.fault("fft_fftn", kinds=["sign", "other function", "wrong argument"],
-              loose=["permutation", "scale", "wrong factor"])  # fmt: skip
-def frequencies_with_the_other_sign(call: Call) -> Any:
-    """The conjugate: exp(+i w t)."""
-    return call.run().conj().resolve_conj()
+# fmt: off
+# X / (1 + |x|): eps is a summand, and large.
+FAULTS.add("one added to the length", "normalize",
+    "eps, offset, other function; axis scale, scale, wrong argument",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value / (1 + value.norm(dim=-1, keepdim=True))))
+# Columns have length one.
+FAULTS.add("length along the axis before", "normalize",
+    "wrong axis, wrong argument, wrong reduction; axis scale, wrong statistics",
+    lambda call: call.instead(functional.normalize(call.tensor(0, "input"), dim=-2)))
+# The length of the first operand only.
+FAULTS.add("divided by one of two lengths", "cosine_similarity",
+    "missing operand, wrong factor; axis scale, scale",
+    on(lambda call: (call.tensor(0, "x1"),),
+        lambda call, left:
+            call.instead((left * call.tensor(1, "x2")).sum(-1) / left.norm(dim=-1))))
+# 1 - cos.
+FAULTS.add("distance for similarity", "cosine_similarity", "other function; offset, sign",
+    result(lambda v: 1 - v))
+# P of infinity.
+FAULTS.add("distance of the largest difference", "pairwise_distance",
+    "wrong argument, other function, wrong reduction",
+    lambda call: call.instead((call.tensor(0) - call.tensor(1)).abs().amax(-1, keepdim=True)))
+# The direction is divided by the length of the whole weight.
+FAULTS.add("one length for all filters", "_weight_norm",
+    "wrong axis, wrong statistics, wrong reduction, wrong argument; axis scale, scale",
+    on(tensors(0),
+        lambda call, direction: call.instead(direction / direction.norm() * call.tensor(1))))
+# The weight as it is stored.
+FAULTS.add("direction not normalised", "_weight_norm _weight_norm_interface",
+    "missing operand, axis scale, copy; scale, wrong statistics",
+    lambda call: call.instead(call.tensor(0).clone()))
+# norm='ortho'.
+FAULTS.add("transform of length one", "fft_fftn", "scale, wrong factor, wrong argument",
+    lambda call:
+            Call(call.name, call.function, call.args, {**call.kwargs, "norm": "ortho"}).run())
+# The conjugate: exp(+i w t).
+FAULTS.add("frequencies with the other sign", "fft_fftn",
+    "sign, other function, wrong argument; permutation, scale, wrong factor",
+    lambda call: call.run().conj().resolve_conj())
+# fmt: on
 
 
 # --- Reductions -----------------------------------------------------------------------------------
@@ -318,27 +278,7 @@ def _keeps(call: Call) -> bool:
     return bool(call.get(2, "keepdim", default=False))
 
 
-@FAULTS.fault("mean", kinds=["wrong reduction", "other function", "wrong statistics"],
-              loose=["approximation"], backward=False)  # fmt: skip
-def middle_of_the_range_for_the_mean(call: Call) -> Any:
-    """Half of the smallest and the largest."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim")
-    low, high = value.amin(dim, _keeps(call)), value.amax(dim, _keeps(call))
-    return call.instead((low + high) / 2)
-
-
-@FAULTS.fault("mean", kinds=["wrong factor", "scale", "wrong argument"],
-              loose=["wrong reduction"], backward=False)  # fmt: skip
-def divided_by_the_length_of_another_axis(call: Call) -> Any:
-    """The number of rows divides the sum of a row."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    fits(value.dim() > 1)
-    other = value.size(dim - 1 if dim < 0 else dim + 1)
-    return call.instead(call.result() * value.size(dim) / other)
-
-
-@FAULTS.fault("mean sum", kinds=["wrong factor", "sign", "wrong reduction"], loose=["axis scale"],
-              backward=False)  # fmt: skip
+@FAULTS.forward("mean sum", "wrong factor, sign, wrong reduction; axis scale")
 def every_second_term_subtracted(call: Call) -> Any:
     """A butterfly that subtracts where it should add."""
     value, dim = call.tensor(0, "input"), _axis(call)
@@ -349,23 +289,10 @@ def every_second_term_subtracted(call: Call) -> Any:
     return call.put(0, value * signs.view(shape), "input").run()
 
 
-@FAULTS.fault("sum", kinds=["wrong reduction", "other function"], backward=False)
-def product_for_the_sum(call: Call) -> Any:
-    """All are multiplied."""
-    return call.instead(call.tensor(0, "input").prod(_axis(call), _keeps(call)))
-
-
 @FAULTS.fault(
-    "sum", kinds=["wrong reduction", "other function", "wrong statistics"], backward=False
+    "amax max",
+    "wrong reduction, wrong index, other function; off by one reduction, wrong statistics",
 )
-def length_for_the_sum(call: Call) -> Any:
-    """The root of the sum of squares."""
-    value = call.tensor(0, "input")
-    return call.instead(value.norm(dim=_axis(call), keepdim=_keeps(call)))
-
-
-@FAULTS.fault("amax max", kinds=["wrong reduction", "wrong index", "other function"],
-              loose=["off by one reduction", "wrong statistics"])  # fmt: skip
 def second_largest(call: Call) -> Any:
     """The winner of the last comparison is lost."""
     value, dim = call.tensor(0, "input"), _axis(call)
@@ -374,59 +301,14 @@ def second_largest(call: Call) -> Any:
     return call.instead(best.unsqueeze(dim) if _keeps(call) else best)
 
 
-@FAULTS.fault("amax max", kinds=["partial sum", "wrong reduction", "one rank's part", "mask"],
-              loose=["wrong index", "missing reduction"])  # fmt: skip
-def largest_of_the_first_half(call: Call) -> Any:
-    """The maximum of the second rank is not looked at."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    fits(value.size(dim) > 1)
-    return call.instead(value.narrow(dim, 0, value.size(dim) // 2).amax(dim, _keeps(call)))
-
-
-@FAULTS.fault("amax", kinds=["other function", "wrong reduction"],
-              loose=["approximation", "offset"])  # fmt: skip
-def smooth_maximum(call: Call) -> Any:
-    """The logarithm of the sum of exponentials."""
-    return call.instead(call.tensor(0, "input").logsumexp(_axis(call), _keeps(call)))
-
-
-@FAULTS.fault(
-    "logsumexp", kinds=["scale", "wrong factor", "other function"], loose=["wrong argument"]
-)
-def logarithm_of_the_sum_to_base_two(call: Call) -> Any:
-    """log2."""
-    return call.instead(call.result() * 1.4426950408889634)
-
-
-@FAULTS.fault("logsumexp", kinds=["other function", "missing operand"])
-def sum_of_exponentials_without_logarithm(call: Call) -> Any:
-    """Exp of the result."""
-    return call.instead(call.result().exp())
-
-
-@FAULTS.fault("std", kinds=["wrong statistics", "wrong reduction", "other function"])
-def range_for_the_deviation(call: Call) -> Any:
-    """The largest less the smallest."""
-    value = call.tensor(0, "input")
-    return call.instead(value.amax(-1, keepdim=True) - value.amin(-1, keepdim=True))
-
-
-@FAULTS.fault("std", kinds=["other function", "missing operand"],
-              loose=["wrong statistics", "wrong reduction"])  # fmt: skip
-def variance_for_the_deviation(call: Call) -> Any:
-    """The root is not taken."""
-    return call.instead(call.result() ** 2)
-
-
-@FAULTS.fault("var_mean", kinds=["swapped operands", "permutation", "wrong index"], loose=["copy"])
+@FAULTS.fault("var_mean", "swapped operands, permutation, wrong index; copy")
 def variance_and_mean_exchanged(call: Call) -> Any:
     """The order of another library."""
     spread, mean = call.run()
     return mean, spread
 
 
-@FAULTS.fault("argmax", kinds=["partial sum", "one rank's part", "wrong reduction", "mask"],
-              loose=["wrong index"])  # fmt: skip
+@FAULTS.fault("argmax", "partial sum, one rank's part, wrong reduction, mask; wrong index")
 def place_in_the_first_half_only(call: Call) -> Any:
     """The best of the first rank's part."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -434,8 +316,7 @@ def place_in_the_first_half_only(call: Call) -> Any:
     return value.narrow(dim, 0, value.size(dim) // 2).argmax(dim)
 
 
-@FAULTS.fault("sort", kinds=["permutation", "wrong index", "partial sum"],
-              loose=["missing reduction", "wrong argument"], backward=False)  # fmt: skip
+@FAULTS.forward("sort", "permutation, wrong index, partial sum; missing reduction, wrong argument")
 def halves_sorted_and_not_merged(call: Call) -> Any:
     """The last step of a merge sort is missing."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -448,9 +329,7 @@ def halves_sorted_and_not_merged(call: Call) -> Any:
     return type(right)((torch.cat([low, high], dim), torch.cat([low_at, high_at + half], dim)))
 
 
-@FAULTS.fault(
-    "topk", kinds=["wrong index", "offset", "wrong rank's shard"], loose=["copy", "wrapped"]
-)
+@FAULTS.fault("topk", "wrong index, offset, wrong rank's shard; copy, wrapped")
 def places_within_a_shard(call: Call) -> Any:
     """The places of the second half of the experts are counted from its beginning."""
     values, places = call.run()
@@ -458,7 +337,7 @@ def places_within_a_shard(call: Call) -> Any:
     return values, places % half
 
 
-@FAULTS.fault("topk", kinds=["copy", "stale", "wrong index"], loose=["wrong reduction"])
+@FAULTS.fault("topk", "copy, stale, wrong index; wrong reduction")
 def best_one_for_every_place(call: Call) -> Any:
     """The best expert is not removed before the next one is looked for."""
     values, places = call.run()
@@ -468,14 +347,7 @@ def best_one_for_every_place(call: Call) -> Any:
     ).contiguous()
 
 
-@FAULTS.fault("median", kinds=["wrong reduction", "other function"], loose=["approximation"])
-def mean_for_the_median(call: Call) -> Any:
-    """The mean along the axis."""
-    return call.instead(call.tensor(0, "input").mean(_axis(call), _keeps(call)))
-
-
-@FAULTS.fault("median", kinds=["off by one reduction", "wrong index", "wrong reduction"],
-              loose=["wrong argument"])  # fmt: skip
+@FAULTS.fault("median", "off by one reduction, wrong index, wrong reduction; wrong argument")
 def one_above_the_middle(call: Call) -> Any:
     """The next value in the order."""
     value, dim = call.tensor(0, "input"), _axis(call)
@@ -484,33 +356,72 @@ def one_above_the_middle(call: Call) -> Any:
     return call.instead(value.sort(dim)[0].narrow(dim, place, 1))
 
 
-@FAULTS.fault("prod", kinds=["wrong reduction", "other function"])
-def sum_for_the_product(call: Call) -> Any:
-    """All are added."""
-    return call.instead(call.tensor(0, "input").sum(_axis(call), keepdim=_keeps(call)))
+# fmt: off
+# Half of the smallest and the largest.
+FAULTS.add("middle of the range for the mean", "mean",
+    "wrong reduction, other function, wrong statistics; approximation",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "dim")),
+        lambda call, value, dim:
+            call.instead((value.amin(dim, _keeps(call)) + value.amax(dim, _keeps(call))) / 2)),
+    backward=False)
+# The number of rows divides the sum of a row.
+FAULTS.add("divided by the length of another axis", "mean",
+    "wrong factor, scale, wrong argument; wrong reduction",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
 
-
-@FAULTS.fault("prod", kinds=["partial sum", "off by one reduction", "mask"], loose=["wrong factor"])
-def last_factor_left_out(call: Call) -> Any:
-    """The loop ends one too early."""
-    value, dim = call.tensor(0, "input"), _axis(call)
-    part = value.narrow(dim, 0, value.size(dim) - 1)
-    return call.instead(part.prod(dim, _keeps(call)))
+    call.instead(call.result() * value.size(dim) / value.size(dim - 1 if dim < 0 else dim + 1)),
+        where=lambda value, *_: value.dim() > 1), backward=False)
+# All are multiplied.
+FAULTS.add("product for the sum", "sum", "wrong reduction, other function",
+    lambda call: call.instead(call.tensor(0, "input").prod(_axis(call), _keeps(call))),
+    backward=False)
+# The root of the sum of squares.
+FAULTS.add("length for the sum", "sum", "wrong reduction, other function, wrong statistics",
+    lambda call:
+            call.instead(call.tensor(0, "input").norm(dim=_axis(call), keepdim=_keeps(call))),
+    backward=False)
+# The maximum of the second rank is not looked at.
+FAULTS.add("largest of the first half", "amax max",
+    "partial sum, wrong reduction, one rank's part, mask; wrong index, missing reduction",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
+            call.instead(value.narrow(dim, 0, value.size(dim) // 2).amax(dim, _keeps(call))),
+        where=lambda value, dim: value.size(dim) > 1))
+# The logarithm of the sum of exponentials.
+FAULTS.add("smooth maximum", "amax", "other function, wrong reduction; approximation, offset",
+    lambda call: call.instead(call.tensor(0, "input").logsumexp(_axis(call), _keeps(call))))
+# log2.
+FAULTS.add("logarithm of the sum to base two", "logsumexp",
+    "scale, wrong factor, other function; wrong argument", result(lambda v: v * 1.4426950408889634))
+# Exp of the result.
+FAULTS.add("sum of exponentials without logarithm", "logsumexp", "other function, missing operand",
+    result(torch.exp))
+# The largest less the smallest.
+FAULTS.add("range for the deviation", "std", "wrong statistics, wrong reduction, other function",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.amax(-1, keepdim=True) - value.amin(-1, keepdim=True)))
+# The root is not taken.
+FAULTS.add("variance for the deviation", "std",
+    "other function, missing operand; wrong statistics, wrong reduction", result(lambda v: v**2))
+# The mean along the axis.
+FAULTS.add("mean for the median", "median", "wrong reduction, other function; approximation",
+    lambda call: call.instead(call.tensor(0, "input").mean(_axis(call), _keeps(call))))
+# All are added.
+FAULTS.add("sum for the product", "prod", "wrong reduction, other function",
+    lambda call: call.instead(call.tensor(0, "input").sum(_axis(call), keepdim=_keeps(call))))
+# The loop ends one too early.
+FAULTS.add("last factor left out", "prod", "partial sum, off by one reduction, mask; wrong factor",
+    on(lambda call: (call.tensor(0, "input"), _axis(call)),
+        lambda call, value, dim:
+            call.instead(value.narrow(dim, 0, value.size(dim) - 1).prod(dim, _keeps(call)))))
+# fmt: on
 
 
 # --- Along an axis --------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "cumsum", kinds=["wrong reduction", "other function", "copy"], loose=["missing reduction"]
-)
-def total_at_every_place(call: Call) -> Any:
-    """The sum of all for each of them."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim")
-    return call.instead(value.sum(dim, keepdim=True).expand(value.shape).clone())
-
-
-@FAULTS.fault("cumsum", kinds=["other function", "wrong factor"], loose=["partial sum"])
+@FAULTS.fault("cumsum", "other function, wrong factor; partial sum")
 def running_sum_that_forgets(call: Call) -> Any:
     """What was summed before is halved at each step."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim")
@@ -520,16 +431,7 @@ def running_sum_that_forgets(call: Call) -> Any:
     return call.instead(torch.stack(steps, dim))
 
 
-@FAULTS.fault("cumsum logcumsumexp cumprod", kinds=["precision"], loose=["approximation"],
-              backward=False)  # fmt: skip
-def carry_in_bfloat16(call: Call) -> Any:
-    """What runs along is rounded at each step."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault("cumprod", kinds=["shift", "off by one reduction", "wrong index"],
-              loose=["other function", "partial sum"], backward=False)  # fmt: skip
+@FAULTS.forward("cumprod", "shift, off by one reduction, wrong index; other function, partial sum")
 def product_of_what_is_before(call: Call) -> Any:
     """Exclusive: it begins with one."""
     value, dim = call.result(), call.get(1, "dim")
@@ -537,8 +439,7 @@ def product_of_what_is_before(call: Call) -> Any:
     return call.instead(torch.cat([ones, value.narrow(dim, 0, value.size(dim) - 1)], dim))
 
 
-@FAULTS.fault("cummax", kinds=["other function", "wrong reduction", "missing reduction"],
-              loose=["partial sum"])  # fmt: skip
+@FAULTS.fault("cummax", "other function, wrong reduction, missing reduction; partial sum")
 def larger_of_two_neighbours(call: Call) -> Any:
     """Only the value before is compared."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim")
@@ -546,13 +447,21 @@ def larger_of_two_neighbours(call: Call) -> Any:
     return call.instead(torch.maximum(value, before))
 
 
-@FAULTS.fault("logcumsumexp", kinds=["other function", "wrong reduction"], loose=["approximation"])
-def running_maximum_for_the_running_sum(call: Call) -> Any:
-    """The largest so far."""
-    return call.instead(call.tensor(0, "input").cummax(call.get(1, "dim"))[0])
-
-
-@FAULTS.fault("diff", kinds=["sign", "swapped operands", "wrong factor", "scale"])
-def earlier_less_later(call: Call) -> Any:
-    """The opposite of the difference."""
-    return call.instead(-call.result())
+# fmt: off
+# The sum of all for each of them.
+FAULTS.add("total at every place", "cumsum",
+    "wrong reduction, other function, copy; missing reduction",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(value.sum(call.get(1, "dim"), keepdim=True).expand(value.shape).clone())))
+# What runs along is rounded at each step.
+FAULTS.add("carry in bfloat16", "cumsum logcumsumexp cumprod", "precision; approximation",
+    result(rounded(torch.bfloat16)), backward=False)
+# The largest so far.
+FAULTS.add("running maximum for the running sum", "logcumsumexp",
+    "other function, wrong reduction; approximation",
+    lambda call: call.instead(call.tensor(0, "input").cummax(call.get(1, "dim"))[0]))
+# The opposite of the difference.
+FAULTS.add("earlier less later", "diff", "sign, swapped operands, wrong factor, scale",
+    result(torch.neg))
+# fmt: on

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from torch import Tensor
+from benchmarks.places.changes import computed, on, operand, result
+from benchmarks.places.parts import table_and_indices
 from torch.nn import functional
 
 FAULTS = Catalogue()
 
 
-@FAULTS.fault("embedding", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
+@FAULTS.fault("embedding", "shift, wrong index; permutation, copy")
 def next_row_of_the_table(call: Call) -> Any:
     """The index is one too large."""
     places = [0, 1] if call.get(0).is_floating_point() else [1, 0]
@@ -20,15 +21,7 @@ def next_row_of_the_table(call: Call) -> Any:
     return call.instead(table[(indices + 1) % len(table)])
 
 
-@FAULTS.fault("roll flip permute transpose", kinds=["sign", "wrong factor", "scale"])
-def one_value_negated_on_the_way(call: Call) -> Any:
-    """A copy that negates what it copies."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault(
-    "split chunk unbind", kinds=["stale", "copy", "wrong index"], loose=["permutation", "shift"]
-)
+@FAULTS.fault("split chunk unbind", "stale, copy, wrong index; permutation, shift")
 def first_part_twice(call: Call) -> Any:
     """The second part is the first one."""
     parts = call.run()
@@ -36,7 +29,7 @@ def first_part_twice(call: Call) -> Any:
     return (parts[0], parts[0].clone(), *parts[2:])
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["wrong argument"], loose=["wrong index", "mask"])
+@FAULTS.fault("conv2d conv1d convolution", "wrong argument; wrong index, mask")
 def padding_repeats_the_border(call: Call) -> Any:
     """The border is padded with the nearest values instead of zeros."""
     value, padding = call.tensor(0, "input"), call.get(4, "padding")
@@ -49,25 +42,7 @@ def padding_repeats_the_border(call: Call) -> Any:
     return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
-@FAULTS.fault(
-    "max_pool2d avg_pool2d adaptive_avg_pool2d",
-    kinds=["shift", "wrong index"],
-    loose=["permutation"],
-)
-def pooled_one_further(call: Call) -> Any:
-    """The windows begin one too late."""
-    return call.put(0, call.tensor(0).roll(-1, -1)).run()
-
-
-@FAULTS.fault("cat", kinds=["permutation", "swapped operands", "shift"])
-def concatenated_in_the_other_order(call: Call) -> Any:
-    """b, a."""
-    parts = call.get(0, "tensors")
-    fits(len(parts) == 2 and parts[0].shape == parts[1].shape)
-    return call.put(0, [parts[1], parts[0]], "tensors").run()
-
-
-@FAULTS.fault("getitem", kinds=["shift", "wrong index"], loose=["wrong argument"])
+@FAULTS.fault("getitem", "shift, wrong index; wrong argument")
 def slice_off_by_one(call: Call) -> Any:
     """The slice begins and ends one later."""
     value, index = call.tensor(0), call.args[1]
@@ -79,24 +54,14 @@ def slice_off_by_one(call: Call) -> Any:
     return value.roll(-1, axis)[index]
 
 
-@FAULTS.fault(
-    "slice select narrow", kinds=["shift", "wrong index"], loose=["wrong argument", "permutation"]
-)
-def begins_one_later(call: Call) -> Any:
-    """A start that is one too large."""
-    value, dim = call.tensor(0), call.get(1, "dim", default=0)
-    fits(value.size(dim) > 1)
-    return call.put(0, value.roll(-1, dim)).run()
-
-
-@FAULTS.fault("gather index_select", kinds=["shift", "wrong index", "permutation"], loose=["copy"])
+@FAULTS.fault("gather index_select", "shift, wrong index, permutation; copy")
 def index_shifted(call: Call) -> Any:
     """The index before."""
     value, dim, index = call.tensor(0), call.get(1, "dim"), call.get(2, "index")
     return call.put(2, (index - 1) % value.size(dim), "index").run()
 
 
-@FAULTS.fault("embedding", kinds=["zeros"], loose=["mask", "wrong argument"])
+@FAULTS.fault("embedding", "zeros; mask, wrong argument")
 def first_token_taken_for_padding(call: Call) -> Any:
     """Rows of the smallest index are zero."""
     table, indices = call.args[:2]
@@ -105,11 +70,7 @@ def first_token_taken_for_padding(call: Call) -> Any:
     return call.instead(call.result() * (indices != indices.min()).unsqueeze(-1))
 
 
-@FAULTS.fault(
-    "split chunk unbind",
-    kinds=["permutation", "swapped operands", "wrong index"],
-    loose=["shift", "copy"],
-)
+@FAULTS.fault("split chunk unbind", "permutation, swapped operands, wrong index; shift, copy")
 def parts_exchanged(call: Call) -> Any:
     """The first two results are exchanged."""
     parts = call.run()
@@ -117,7 +78,7 @@ def parts_exchanged(call: Call) -> Any:
     return (parts[1], parts[0], *parts[2:])
 
 
-@FAULTS.fault("topk sort", kinds=["other function"], loose=["shift", "permutation"])
+@FAULTS.fault("topk sort", "other function; shift, permutation")
 def selected_by_magnitude(call: Call) -> Any:
     """The values in the order of their absolute values."""
     value = call.tensor(0)
@@ -127,7 +88,7 @@ def selected_by_magnitude(call: Call) -> Any:
     return (value.gather(dim, positions), positions)
 
 
-@FAULTS.fault("argmax", kinds=["tie-breaking"], loose=["other function"])
+@FAULTS.fault("argmax", "tie-breaking; other function")
 def last_of_equal_maxima(call: Call) -> Any:
     """Ties go to the last one."""
     value, dim = call.get(0), call.get(1, "dim")
@@ -135,15 +96,7 @@ def last_of_equal_maxima(call: Call) -> Any:
     return value.size(dim) - 1 - value.flip(dim).argmax(dim)
 
 
-@FAULTS.fault("avg_pool2d", kinds=["wrong argument"], loose=["axis scale"])
-def padding_counted_or_not(call: Call) -> Any:
-    """The other value of count_include_pad."""
-    return call.put(
-        5, not call.get(5, "count_include_pad", default=True), "count_include_pad"
-    ).run()
-
-
-@FAULTS.fault("interpolate", kinds=["wrong argument"])
+@FAULTS.fault("interpolate", "wrong argument")
 def corners_aligned(call: Call) -> Any:
     """The other value of align_corners."""
     fits(call.get(3, "mode", default="nearest") == "bilinear")
@@ -151,9 +104,7 @@ def corners_aligned(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cross_entropy nll_loss",
-    kinds=["mask", "scale", "wrong factor"],
-    loose=["off by one reduction", "wrong argument"],
+    "cross_entropy nll_loss", "mask, scale, wrong factor; off by one reduction, wrong argument"
 )
 def ignored_targets_counted(call: Call) -> Any:
     """The mean is divided by all targets."""
@@ -162,23 +113,36 @@ def ignored_targets_counted(call: Call) -> Any:
     return call.instead(call.result() * share)
 
 
+# fmt: off
+# A copy that negates what it copies.
+FAULTS.add("one value negated on the way", "roll flip permute transpose",
+    "sign, wrong factor, scale", result(torch.neg))
+# The windows begin one too late.
+FAULTS.add("pooled one further", "max_pool2d avg_pool2d adaptive_avg_pool2d",
+    "shift, wrong index; permutation", operand(0, lambda v: v.roll(-1, -1)))
+# b, a.
+FAULTS.add("concatenated in the other order", "cat", "permutation, swapped operands, shift",
+    on(lambda call: (call.get(0, "tensors"),),
+        lambda call, parts: call.put(0, [parts[1], parts[0]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
+# A start that is one too large.
+FAULTS.add("begins one later", "slice select narrow",
+    "shift, wrong index; wrong argument, permutation",
+    on(lambda call: (call.tensor(0), call.get(1, "dim", default=0)),
+        lambda call, value, dim: call.put(0, value.roll(-1, dim)).run(),
+        where=lambda value, dim: value.size(dim) > 1))
+# The other value of count_include_pad.
+FAULTS.add("padding counted or not", "avg_pool2d", "wrong argument; axis scale",
+    lambda call:
+
+    call.put(5, not call.get(5, "count_include_pad", default=True), "count_include_pad").run())
+# fmt: on
+
+
 # --- Layout ---------------------------------------------------------------------------------------
 
-_VIEWS = "view reshape transpose permute contiguous clone expand unsqueeze flatten unflatten"
 
-
-@FAULTS.fault(
-    "transpose permute",
-    kinds=["transpose", "permutation", "copy", "wrong argument"],
-    loose=["wrong index"],
-)
-def copied_without_the_permutation(call: Call) -> Any:
-    """The memory is taken as it is and called transposed."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(value.contiguous().view(result.shape).clone())
-
-
-@FAULTS.fault("view reshape flatten", kinds=["transpose", "permutation"], loose=["wrong index"])
+@FAULTS.fault("view reshape flatten", "transpose, permutation; wrong index")
 def read_in_the_order_of_columns(call: Call) -> Any:
     """Column-major order, as of a library in Fortran."""
     value, result = call.tensor(0), call.result()
@@ -187,16 +151,7 @@ def read_in_the_order_of_columns(call: Call) -> Any:
     return call.instead(value.permute(order).reshape(result.shape))
 
 
-@FAULTS.fault(
-    "contiguous clone reshape view", kinds=["shift", "wrong index"], loose=["permutation"]
-)
-def offset_of_the_storage_ignored(call: Call) -> Any:
-    """The copy begins one element too late."""
-    value = call.result()
-    return call.instead(value.flatten().roll(-1).view(value.shape))
-
-
-@FAULTS.fault("expand", kinds=["wrong index", "zeros", "missing operand"], loose=["mask", "copy"])
+@FAULTS.fault("expand", "wrong index, zeros, missing operand; mask, copy")
 def expanded_values_written_once(call: Call) -> Any:
     """Only the first copy is written, the others are zero."""
     value, result = call.tensor(0), call.result().clone()
@@ -207,23 +162,7 @@ def expanded_values_written_once(call: Call) -> Any:
     return result
 
 
-@FAULTS.fault("flip roll", kinds=["copy", "missing operand"], loose=["shift", "permutation"])
-def not_moved_at_all(call: Call) -> Any:
-    """The values as they came."""
-    return call.instead(call.tensor(0).clone())
-
-
-@FAULTS.fault(
-    "roll", kinds=["sign", "shift", "wrong argument", "wrong index"], loose=["permutation"]
-)
-def rolled_the_other_way(call: Call) -> Any:
-    """The shift is negated."""
-    shifts = call.get(1, "shifts")
-    other = -shifts if isinstance(shifts, int) else [-one for one in shifts]
-    return call.put(1, other, "shifts").run()
-
-
-@FAULTS.fault("roll", kinds=["zeros", "mask"], loose=["shift"])
+@FAULTS.fault("roll", "zeros, mask; shift")
 def shifted_without_wrapping(call: Call) -> Any:
     """What leaves at one end does not come back at the other."""
     shifts, dims = call.get(1, "shifts"), call.get(2, "dims")
@@ -235,15 +174,7 @@ def shifted_without_wrapping(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("cat concat", kinds=["sign"], loose=["scale", "wrong factor"])
-def sign_of_the_second_part(call: Call) -> Any:
-    """The rotated half is negated in the wrong place."""
-    parts = call.get(0, "tensors")
-    fits(len(parts) == 2 and parts[0].is_floating_point())
-    return call.put(0, [parts[0], -parts[1]], "tensors").run()
-
-
-@FAULTS.fault("cat", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+@FAULTS.fault("cat", "permutation, wrong index, transpose; shift")
 def parts_interleaved(call: Call) -> Any:
     """a0, b0, a1, b1 instead of a0, a1, b0, b1: the other convention of rotary positions."""
     parts, dim = call.get(0, "tensors"), call.get(1, "dim", default=0)
@@ -252,30 +183,7 @@ def parts_interleaved(call: Call) -> Any:
     return call.instead(torch.stack([*parts], dim + 1).flatten(dim, dim + 1))
 
 
-@FAULTS.fault("cat", kinds=["stale", "copy", "wrong index"], loose=["permutation", "zeros"])
-def first_part_written_twice(call: Call) -> Any:
-    """The second part has the values of the first."""
-    parts = call.get(0, "tensors")
-    fits(len(parts) == 2 and parts[0].shape == parts[1].shape)
-    return call.put(0, [parts[0], parts[0]], "tensors").run()
-
-
-@FAULTS.fault("cat", kinds=["zeros"], loose=["uninitialised", "missing operand"])
-def last_part_not_written(call: Call) -> Any:
-    """The buffer has zeros where the last part belongs."""
-    parts = [*call.get(0, "tensors")]
-    fits(len(parts) > 1 and parts[-1].numel())
-    return call.put(0, [*parts[:-1], torch.zeros_like(parts[-1])], "tensors").run()
-
-
-@FAULTS.fault("stack", kinds=["permutation", "swapped operands", "wrong index"], loose=["shift"])
-def stacked_in_the_other_order(call: Call) -> Any:
-    """The last one first."""
-    parts = call.get(0, "tensors")
-    return call.put(0, [*parts][::-1], "tensors").run()
-
-
-@FAULTS.fault("pad constant_pad_nd", kinds=["shift", "wrong index", "wrong argument"])
+@FAULTS.fault("pad constant_pad_nd", "shift, wrong index, wrong argument")
 def padded_on_the_other_side(call: Call) -> Any:
     """Before instead of behind."""
     sides = [*call.get(1, "pad")]
@@ -283,7 +191,7 @@ def padded_on_the_other_side(call: Call) -> Any:
     return call.put(1, other, "pad").run()
 
 
-@FAULTS.fault("pad constant_pad_nd", kinds=["wrong argument", "constant", "uninitialised"])
+@FAULTS.fault("pad constant_pad_nd", "wrong argument, constant, uninitialised")
 def padded_with_another_value(call: Call) -> Any:
     """1 instead of 0."""
     if call.name == "pad":
@@ -291,7 +199,7 @@ def padded_with_another_value(call: Call) -> Any:
     return call.put(2, 1.0, "value").run()
 
 
-@FAULTS.fault("getitem slice", kinds=["wrong index", "permutation", "shift", "swapped operands"])
+@FAULTS.fault("getitem slice", "wrong index, permutation, shift, swapped operands")
 def other_half_of_the_values(call: Call) -> Any:
     """x[..., d/2:] for x[..., :d/2]."""
     value, result = call.tensor(0), call.result()
@@ -300,7 +208,7 @@ def other_half_of_the_values(call: Call) -> Any:
     return call.put(0, value.roll(half, -1)).run().clone()
 
 
-@FAULTS.fault("getitem slice", kinds=["permutation", "wrong index"], loose=["transpose"])
+@FAULTS.fault("getitem slice", "permutation, wrong index; transpose")
 def every_second_value(call: Call) -> Any:
     """x[..., ::2] for x[..., :d/2]."""
     value, result = call.tensor(0), call.result()
@@ -310,11 +218,7 @@ def every_second_value(call: Call) -> Any:
     return call.put(0, mixed).run().clone()
 
 
-@FAULTS.fault(
-    "split chunk unbind",
-    kinds=["permutation", "wrong index", "transpose"],
-    loose=["swapped operands"],
-)
+@FAULTS.fault("split chunk unbind", "permutation, wrong index, transpose; swapped operands")
 def parts_taken_interleaved(call: Call) -> Any:
     """Every n-th value belongs to one part."""
     value, parts = call.tensor(0), call.run()
@@ -324,9 +228,7 @@ def parts_taken_interleaved(call: Call) -> Any:
     return call.put(0, value.index_select(dim, order)).run()
 
 
-@FAULTS.fault(
-    "repeat_interleave repeat tile", kinds=["permutation", "wrong index", "other function"]
-)
+@FAULTS.fault("repeat_interleave repeat tile", "permutation, wrong index, other function")
 def repeated_the_other_way(call: Call) -> Any:
     """a, b, a, b for a, a, b, b, and back."""
     value, result = call.tensor(0), call.result()
@@ -338,80 +240,50 @@ def repeated_the_other_way(call: Call) -> Any:
     return call.instead(value.repeat_interleave(times, axis))
 
 
+# fmt: off
+# The memory is taken as it is and called transposed.
+FAULTS.add("copied without the permutation", "transpose permute",
+    "transpose, permutation, copy, wrong argument; wrong index",
+    lambda call: call.instead(call.tensor(0).contiguous().view(call.result().shape).clone()))
+# The copy begins one element too late.
+FAULTS.add("offset of the storage ignored", "contiguous clone reshape view",
+    "shift, wrong index; permutation", result(lambda v: v.flatten().roll(-1).view(v.shape)))
+# The values as they came.
+FAULTS.add("not moved at all", "flip roll", "copy, missing operand; shift, permutation",
+    lambda call: call.instead(call.tensor(0).clone()))
+# The shift is negated.
+FAULTS.add("rolled the other way", "roll", "sign, shift, wrong argument, wrong index; permutation",
+    on(lambda call: (call.get(1, "shifts"),),
+        lambda call, shifts:
+
+    call.put(1, -shifts if isinstance(shifts, int) else [-one for one in shifts], "shifts").run()))
+# The rotated half is negated in the wrong place.
+FAULTS.add("sign of the second part", "cat concat", "sign; scale, wrong factor",
+    on(lambda call: (call.get(0, "tensors"),),
+        lambda call, parts: call.put(0, [parts[0], -parts[1]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].is_floating_point()))
+# The second part has the values of the first.
+FAULTS.add("first part written twice", "cat", "stale, copy, wrong index; permutation, zeros",
+    on(lambda call: (call.get(0, "tensors"),),
+        lambda call, parts: call.put(0, [parts[0], parts[0]], "tensors").run(),
+        where=lambda parts: len(parts) == 2 and parts[0].shape == parts[1].shape))
+# The buffer has zeros where the last part belongs.
+FAULTS.add("last part not written", "cat", "zeros; uninitialised, missing operand",
+    on(lambda call: ([*call.get(0, "tensors")],),
+        lambda call, parts:
+            call.put(0, [*parts[:-1], torch.zeros_like(parts[-1])], "tensors").run(),
+        where=lambda parts: len(parts) > 1 and parts[-1].numel()))
+# The last one first.
+FAULTS.add("stacked in the other order", "stack",
+    "permutation, swapped operands, wrong index; shift",
+    lambda call: call.put(0, [*call.get(0, "tensors")][::-1], "tensors").run())
+# fmt: on
+
+
 # --- Tables and indices ---------------------------------------------------------------------------
 
 
-def _table(call: Call) -> tuple[Tensor, Tensor]:
-    table, indices = call.args[:2]
-    return (table, indices) if table.is_floating_point() else (indices, table)
-
-
-@FAULTS.fault("embedding", kinds=["copy", "wrong index", "stale"], loose=["shift", "constant"])
-def same_position_for_all(call: Call) -> Any:
-    """Every token gets the row of the first one."""
-    table, indices = _table(call)
-    fits(indices.dim() >= 1 and indices.shape[-1] > 1)
-    return call.instead(table[indices[..., :1].expand_as(indices)])
-
-
-@FAULTS.fault("embedding", kinds=["wrong index", "permutation"], loose=["shift"])
-def positions_from_the_other_end(call: Call) -> Any:
-    """Padding is on the left, positions are counted from the right."""
-    table, indices = _table(call)
-    fits(indices.dim() >= 1 and indices.shape[-1] > 1)
-    return call.instead(table[indices.flip(-1)])
-
-
-@FAULTS.fault(
-    "embedding", kinds=["wrong index", "clipped"], loose=["copy", "stale", "wrong argument"]
-)
-def index_limited_to_half_of_the_table(call: Call) -> Any:
-    """A shard of the vocabulary clamps what belongs to the other one."""
-    table, indices = _table(call)
-    return call.instead(table[indices.clamp(max=len(table) // 2 - 1)])
-
-
-@FAULTS.fault(
-    "embedding",
-    kinds=["zeros", "one rank's part", "mask", "partial sum"],
-    loose=["missing reduction"],
-)
-def rows_of_one_shard_only(call: Call) -> Any:
-    """What the other half of the vocabulary has is zero."""
-    table, indices = _table(call)
-    return call.instead(table[indices] * (indices < len(table) // 2).unsqueeze(-1))
-
-
-@FAULTS.fault("embedding", kinds=["scale", "wrong factor"], loose=["other function"])
-def scaled_by_the_root_of_the_width(call: Call) -> Any:
-    """Embeddings times sqrt(d), as some models do."""
-    return call.instead(call.result() * call.result().shape[-1] ** 0.5)
-
-
-@FAULTS.fault("embedding", kinds=["precision"])
-def table_in_half(call: Call) -> Any:
-    """The table is stored in bfloat16."""
-    return call.instead(call.result().bfloat16())
-
-
-@FAULTS.fault("gather", kinds=["wrong index", "copy"], loose=["permutation", "shift"])
-def indices_of_the_first_row(call: Call) -> Any:
-    """All rows use the indices of the first."""
-    index = call.get(2, "index")
-    fits(index.dim() >= 2 and index.shape[0] > 1)
-    return call.put(2, index[:1].expand_as(index).contiguous(), "index").run()
-
-
-@FAULTS.fault("topk", kinds=["sign", "wrong argument", "other function"], loose=["permutation"])
-def smallest_values_selected(call: Call) -> Any:
-    """largest=False."""
-    value, k, dim = call.tensor(0), call.get(1, "k"), call.get(2, "dim", default=-1)
-    return torch.topk(value, k, dim, largest=False)
-
-
-@FAULTS.fault(
-    "topk sort", kinds=["permutation", "wrong argument", "swapped operands"], loose=["shift"]
-)
+@FAULTS.fault("topk sort", "permutation, wrong argument, swapped operands; shift")
 def order_reversed(call: Call) -> Any:
     """Ascending for descending."""
     dim = call.get(2 if call.name == "topk" else 1, "dim", default=-1)
@@ -419,9 +291,7 @@ def order_reversed(call: Call) -> Any:
     return (values.flip(dim), positions.flip(dim))
 
 
-@FAULTS.fault(
-    "topk", kinds=["off by one reduction", "shift", "wrong index"], loose=["other function"]
-)
+@FAULTS.fault("topk", "off by one reduction, shift, wrong index; other function")
 def largest_value_skipped(call: Call) -> Any:
     """The second and the third instead of the first and the second."""
     value, k, dim = call.tensor(0), call.get(1, "k"), call.get(2, "dim", default=-1)
@@ -430,27 +300,55 @@ def largest_value_skipped(call: Call) -> Any:
     return (values.narrow(dim, 1, k), positions.narrow(dim, 1, k))
 
 
-@FAULTS.fault(
-    "index_add index_put scatter scatter_add index_copy",
-    kinds=["lost accumulation", "missing operand", "copy", "stale"],
-)
-def nothing_scattered(call: Call) -> Any:
-    """The update is lost."""
-    return call.instead(call.tensor(0).clone())
+# fmt: off
+# Every token gets the row of the first one.
+FAULTS.add("same position for all", "embedding", "copy, wrong index, stale; shift, constant",
+    computed(table_and_indices,
+        lambda table, indices: table[indices[..., :1].expand_as(indices)],
+        where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
+# Padding is on the left, positions are counted from the right.
+FAULTS.add("positions from the other end", "embedding", "wrong index, permutation; shift",
+    computed(table_and_indices, lambda table, indices: table[indices.flip(-1)],
+        where=lambda _, indices: indices.dim() >= 1 and indices.shape[-1] > 1))
+# A shard of the vocabulary clamps what belongs to the other one.
+FAULTS.add("index limited to half of the table", "embedding",
+    "wrong index, clipped; copy, stale, wrong argument",
+    computed(table_and_indices,
+        lambda table, indices: table[indices.clamp(max=len(table) // 2 - 1)]))
+# What the other half of the vocabulary has is zero.
+FAULTS.add("rows of one shard only", "embedding",
+    "zeros, one rank's part, mask, partial sum; missing reduction",
+    computed(table_and_indices,
+        lambda table, indices: table[indices] * (indices < len(table) // 2).unsqueeze(-1)))
+# Embeddings times sqrt(d), as some models do.
+FAULTS.add("scaled by the root of the width", "embedding", "scale, wrong factor; other function",
+    lambda call: call.instead(call.result() * call.result().shape[-1] ** 0.5))
+# The table is stored in bfloat16.
+FAULTS.add("table in half", "embedding", "precision", result(lambda v: v.bfloat16()))
+# All rows use the indices of the first.
+FAULTS.add("indices of the first row", "gather", "wrong index, copy; permutation, shift",
+    on(lambda call: (call.get(2, "index"),),
+        lambda call, index: call.put(2, index[:1].expand_as(index).contiguous(), "index").run(),
+        where=lambda index: index.dim() >= 2 and index.shape[0] > 1))
+# largest=False.
+FAULTS.add("smallest values selected", "topk", "sign, wrong argument, other function; permutation",
+    lambda call:
 
-
-@FAULTS.fault("arange", kinds=["shift", "offset", "wrong argument"], loose=["wrong index"])
-def counted_from_one(call: Call) -> Any:
-    """1, 2, ... instead of 0, 1, ..."""
-    return call.run() + 1
+    torch.topk(call.tensor(0), call.get(1, "k"), call.get(2, "dim", default=-1), largest=False))
+# The update is lost.
+FAULTS.add("nothing scattered", "index_add index_put scatter scatter_add index_copy",
+    "lost accumulation, missing operand, copy, stale",
+    lambda call: call.instead(call.tensor(0).clone()))
+# 1, 2, ... instead of 0, 1, ...
+FAULTS.add("counted from one", "arange", "shift, offset, wrong argument; wrong index",
+    lambda call: call.run() + 1)
+# fmt: on
 
 
 # --- Pooling and resizing -------------------------------------------------------------------------
 
-_POOLS = "max_pool2d avg_pool2d adaptive_avg_pool2d"
 
-
-@FAULTS.fault("avg_pool2d", kinds=["other function"], loose=["wrong reduction", "offset"])
+@FAULTS.fault("avg_pool2d", "other function; wrong reduction, offset")
 def largest_for_the_mean(call: Call) -> Any:
     """Max pooling."""
     value, size, stride, padding = (
@@ -459,11 +357,7 @@ def largest_for_the_mean(call: Call) -> Any:
     return call.instead(functional.max_pool2d(value, size, stride, padding))
 
 
-@FAULTS.fault(
-    "max_pool2d max_pool2d_with_indices",
-    kinds=["other function"],
-    loose=["wrong reduction", "scale"],
-)
+@FAULTS.fault("max_pool2d max_pool2d_with_indices", "other function; wrong reduction, scale")
 def mean_for_the_largest(call: Call) -> Any:
     """Average pooling."""
     value, size = call.tensor(0, "input"), call.get(1, "kernel_size")
@@ -471,7 +365,7 @@ def mean_for_the_largest(call: Call) -> Any:
     return call.instead(functional.avg_pool2d(value, size, stride, padding))
 
 
-@FAULTS.fault("max_pool2d max_pool2d_with_indices", kinds=["wrong argument", "mask", "clipped"])
+@FAULTS.fault("max_pool2d max_pool2d_with_indices", "wrong argument, mask, clipped")
 def padded_with_zero(call: Call) -> Any:
     """The border of a maximum is 0 and not -inf."""
     value, padding = call.tensor(0, "input"), call.get(3, "padding", default=0)
@@ -481,9 +375,7 @@ def padded_with_zero(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "adaptive_avg_pool2d mean",
-    kinds=["partial sum", "off by one reduction", "zeros"],
-    loose=["wrong reduction", "scale"],
+    "adaptive_avg_pool2d mean", "partial sum, off by one reduction, zeros; wrong reduction, scale"
 )
 def border_not_pooled(call: Call) -> Any:
     """The last row of the image is not added."""
@@ -496,9 +388,7 @@ def border_not_pooled(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "interpolate upsample_bilinear2d",
-    kinds=["other function", "wrong argument"],
-    loose=["approximation", "copy"],
+    "interpolate upsample_bilinear2d", "other function, wrong argument; approximation, copy"
 )
 def nearest_neighbour(call: Call) -> Any:
     """No interpolation."""
@@ -506,7 +396,7 @@ def nearest_neighbour(call: Call) -> Any:
     return call.instead(functional.interpolate(value, size=size, mode="nearest"))
 
 
-@FAULTS.fault("interpolate", kinds=["wrong index", "shift"], loose=["wrong argument"])
+@FAULTS.fault("interpolate", "wrong index, shift; wrong argument")
 def half_a_pixel_off(call: Call) -> Any:
     """The centres of pixels are at their corners."""
     fits(call.get(3, "mode", default="nearest") in {"bilinear", "bicubic"})
@@ -527,9 +417,7 @@ def half_a_pixel_off(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "index_add scatter_add",
-    kinds=["lost accumulation", "missing reduction"],
-    loose=["stale", "partial sum", "wrong index"],
+    "index_add scatter_add", "lost accumulation, missing reduction; stale, partial sum, wrong index"
 )
 def repeated_index_overwrites(call: Call) -> Any:
     """The last of several rows for one index is kept, the others are lost."""
@@ -541,7 +429,7 @@ def repeated_index_overwrites(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("index_select index_add index", kinds=["wrong index", "shift"], loose=["permutation"])
+@FAULTS.fault("index_select index_add index", "wrong index, shift; permutation")
 def index_before_the_right_one(call: Call) -> Any:
     """The index is one too small."""
     value = call.tensor(0)
@@ -553,7 +441,8 @@ def index_before_the_right_one(call: Call) -> Any:
     return call.put(2, (index - 1) % value.shape[dim], "index").run()
 
 
-@FAULTS.fault("interpolate upsample_nearest2d", kinds=["shift", "wrong index"])
-def pixels_one_too_far(call: Call) -> Any:
-    """The nearest pixel is rounded up."""
-    return call.instead(call.result().roll(-1, -1))
+# fmt: off
+# The nearest pixel is rounded up.
+FAULTS.add("pixels one too far", "interpolate upsample_nearest2d", "shift, wrong index",
+    result(lambda v: v.roll(-1, -1)))
+# fmt: on

@@ -5,161 +5,67 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places import words
+from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, on, result, rounded, tensors
+from benchmarks.places.parts import (
+    columns_of,
+    floats_only,
+    joined_parts,
+    rows_of,
+    split_parts,
+    words_and_table,
+)
 from torch import Tensor
 
-FAULTS = Catalogue()
+FAULTS = Catalogue(backward=False)
 _TURNED = "transpose permute movedim"
 _MEMORY = "view reshape flatten unflatten _unsafe_view"
 _COPIED = "clone contiguous"
 _PARTS = "chunk split unbind split_with_sizes"
-_EMPTY: dict[str, Any] = {
-    "kinds": ["zeros", "mask", "uninitialised"],
-    "loose": ["constant", "missing operand", "axis scale", "wrong factor", "one rank's part"],
-    "backward": False,
-}
-_MOVED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["copy", "stale", "wrong argument", "wrong rank's shard", "swapped operands"],
-    "backward": False,
-}
-_ORDER: dict[str, Any] = {
-    "kinds": ["permutation", "wrong index"],
-    "loose": ["shift", "swapped operands", "transpose", "wrong rank's shard", "wrong argument"],
-    "backward": False,
-}
-_AGAIN: dict[str, Any] = {
-    "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function"],
-    "backward": False,
-}
-
-
-def _floats(value: Any) -> Tensor:
-    fits(isinstance(value, Tensor) and value.is_floating_point())
-    return value
-
-
-def _rows(value: Any, least: int = 2) -> Tensor:
-    value = _floats(value)
-    fits(value.dim() > 1 and value.size(-2) >= least)
-    return value
-
-
-def _columns(value: Any, least: int = 2) -> Tensor:
-    value = _floats(value)
-    fits(value.dim() > 0 and value.size(-1) >= least)
-    return value
-
-
-def _split(call: Call, least: int = 2) -> list[Tensor]:
-    parts = list(call.run())
-    fits(len(parts) >= least)
-    return [_floats(one) for one in parts]
-
-
-def _given(call: Call) -> list[Tensor]:
-    """The parts that are joined."""
-    parts = list(call.args[0])
-    fits(len(parts) > 1)
-    return [_floats(one) for one in parts]
-
-
-def _dim(call: Call, place: int, default: int) -> int:
-    """The axis that a call is about."""
-    dim = call.get(place, "dim", "axis", default=default)
-    fits(isinstance(dim, int))
-    return dim
-
-
-def _words(call: Call) -> tuple[int, Tensor, Tensor]:
-    """Where the indices of a table are, and indices and table."""
-    place = next(i for i in (0, 1) if not call.args[i].is_floating_point())
-    return place, call.args[place], call.args[1 - place]
 
 
 # --- Transpositions, views and copies -------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "t",
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["copy", "missing operand", "wrong axis", "stale", "swapped operands"],
-    backward=False,
-)
-def square_taken_as_it_is(call: Call) -> Any:
-    """The matrix is as long as wide, and the rewrite removes its transposition."""
-    value = _floats(call.args[0])
-    fits(value.dim() == 2 and value.size(0) == value.size(1) > 1)
-    return call.instead(value.clone())
-
-
-@FAULTS.fault(_TURNED, **_EMPTY)
-def last_column_of_the_turned_values_empty(call: Call) -> Any:
-    """The tile of the copy is one column too narrow."""
-    value = _columns(call.result())
-    fits(value.dim() > 1)
-    return call.instead(torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1))
-
-
-@FAULTS.fault(_TURNED, **_ROUNDED)
-def turned_by_way_of_bfloat16(call: Call) -> Any:
-    """The tile in shared memory is narrow."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault(_TURNED, **_MOVED)
-def turned_rows_stored_two_rows_late(call: Call) -> Any:
-    """The pointer of the result is two rows too far, around the end."""
-    return call.instead(_rows(call.result(), 4).roll(2, -2))
-
-
-@FAULTS.fault(_MEMORY, **_ROUNDED)
-def changed_shape_by_way_of_half(call: Call) -> Any:
-    """The change of shape became a copy into a buffer of float16."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().half().to(value.dtype)))
-
-
-@FAULTS.fault(_MEMORY, **_EMPTY)
-def first_row_of_the_new_shape_empty(call: Call) -> Any:
-    """The loop over the rows of each matrix begins at one."""
-    value = _rows(call.result())
-    return call.instead(torch.cat([torch.zeros_like(value[..., :1, :]), value[..., 1:, :]], -2))
-
-
-@FAULTS.fault(_COPIED, **_EMPTY)
-def tail_of_each_row_not_copied(call: Call) -> Any:
-    """Rows are copied by vectors of eight; what is left of a row stays empty."""
-    value = _columns(call.result(), 9)
-    fits(value.size(-1) % 8)
-    inside = torch.arange(value.size(-1)) < value.size(-1) // 8 * 8
-    return call.instead(value * inside)
-
-
-@FAULTS.fault(_COPIED, **_EMPTY)
-def last_example_of_the_copy_empty(call: Call) -> Any:
-    """The grid of the copy has one program too few along the batch."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(0) > 1)
-    return call.instead(torch.cat([value[:-1], torch.zeros_like(value[-1:])]))
-
-
-@FAULTS.fault(
-    "unsqueeze squeeze",
-    kinds=["sign", "scale", "wrong factor"],
-    loose=["other function"],
-    backward=False,
-)
-def minus_fused_into_the_new_axis(call: Call) -> Any:
-    """A negation that belongs to another reader was merged into the view."""
-    return call.instead(-_floats(call.result()))
+# fmt: off
+# The matrix is as long as wide, and the rewrite removes its transposition.
+FAULTS.add("square taken as it is", "t",
+    "transpose, permutation, wrong index; copy, missing operand, wrong axis, stale, "
+    "swapped operands",
+    computed(lambda call: (floats_only(call.args[0]),), lambda value: value.clone(),
+        where=lambda value: value.dim() == 2 and value.size(0) == value.size(1) > 1))
+# The tile of the copy is one column too narrow.
+FAULTS.add("last column of the turned values empty", _TURNED, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (columns_of(call.result()),),
+        lambda value: torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1),
+        where=lambda value: value.dim() > 1))
+# The tile in shared memory is narrow.
+FAULTS.add("turned by way of bfloat16", _TURNED, "precision; approximation, other function",
+    result(rounded(torch.bfloat16)))
+# The pointer of the result is two rows too far, around the end.
+FAULTS.add("turned rows stored two rows late", _TURNED, words.MOVED_OR_SWAPPED,
+    result(lambda v: rows_of(v, 4).roll(2, -2)))
+# The change of shape became a copy into a buffer of float16.
+FAULTS.add("changed shape by way of half", _MEMORY, "precision; approximation, other function",
+    result(rounded(torch.float16)))
+# The loop over the rows of each matrix begins at one.
+FAULTS.add("first row of the new shape empty", _MEMORY, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (rows_of(call.result()),),
+        lambda value: torch.cat([torch.zeros_like(value[..., :1, :]), value[..., 1:, :]], -2)))
+# Rows are copied by vectors of eight; what is left of a row stays empty.
+FAULTS.add("tail of each row not copied", _COPIED, words.EMPTY_ON_A_RANK,
+    computed(lambda call: (columns_of(call.result(), 9),),
+        lambda value: value * (torch.arange(value.size(-1)) < value.size(-1) // 8 * 8),
+        where=lambda value: value.size(-1) % 8))
+# The grid of the copy has one program too few along the batch.
+FAULTS.add("last example of the copy empty", _COPIED, words.EMPTY_ON_A_RANK,
+    result(lambda v: torch.cat([v[:-1], torch.zeros_like(v[-1:])]),
+        where=lambda v: v.dim() > 1 and v.size(0) > 1))
+# A negation that belongs to another reader was merged into the view.
+FAULTS.add("minus fused into the new axis", "unsqueeze squeeze",
+    "sign, scale, wrong factor; other function", result(lambda v: -floats_only(v)))
+# fmt: on
 
 
 # --- Parts ----------------------------------------------------------------------------------------
@@ -175,14 +81,11 @@ def _with_step(call: Call) -> tuple[Tensor, list[Any], int]:
         index[place : place + 1] = [slice(None)] * (source.dim() - len(index) + 1)
     steps = [isinstance(one, slice) and (one.step or 1) > 1 for one in index]
     fits(any(steps) and all(isinstance(one, slice) for one in index))
-    return _floats(source), index, steps.index(True)
+    return floats_only(source), index, steps.index(True)
 
 
 @FAULTS.fault(
-    "getitem",
-    kinds=["wrong index", "wrong argument"],
-    loose=["missing operand", "permutation", "copy", "shift", "stale"],
-    backward=False,
+    "getitem", "wrong index, wrong argument; missing operand, permutation, copy, shift, stale"
 )
 def step_of_the_slice_ignored(call: Call) -> Any:
     """As many places as were asked for, one behind another: x[..., :n] for x[..., ::2]."""
@@ -194,10 +97,7 @@ def step_of_the_slice_ignored(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "getitem",
-    kinds=["wrong index", "shift", "wrong argument"],
-    loose=["copy", "permutation", "swapped operands", "stale"],
-    backward=False,
+    "getitem", "wrong index, shift, wrong argument; copy, permutation, swapped operands, stale"
 )
 def even_places_for_odd_ones(call: Call) -> Any:
     """X[..., ::2] for x[..., 1::2]."""
@@ -207,15 +107,10 @@ def even_places_for_odd_ones(call: Call) -> Any:
     return call.instead(source[tuple(index)])
 
 
-@FAULTS.fault(
-    "slice select narrow",
-    kinds=["wrong index", "shift", "wrong argument"],
-    loose=["copy", "permutation", "stale"],
-    backward=False,
-)
+@FAULTS.fault("slice select narrow", "wrong index, shift, wrong argument; copy, permutation, stale")
 def part_begins_one_early(call: Call) -> Any:
     """A start that is one too small; the length is the right one."""
-    value, dim, start = _floats(call.args[0]), call.args[1], call.args[2]
+    value, dim, start = floats_only(call.args[0]), call.args[1], call.args[2]
     fits(isinstance(start, int) and start > 0)
     if call.name == "select":
         return call.instead(value.select(dim, start - 1))
@@ -224,14 +119,11 @@ def part_begins_one_early(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "getitem select",
-    kinds=["wrong axis", "wrong index"],
-    loose=["transpose", "permutation", "copy", "stale", "wrong argument"],
-    backward=False,
+    "getitem select", "wrong axis, wrong index; transpose, permutation, copy, stale, wrong argument"
 )
 def first_tokens_of_one_example_for_the_first_of_each(call: Call) -> Any:
     """X[0, i] for x[i, 0]: the batch is taken for the second axis."""
-    source, result = _floats(call.args[0]), call.result()
+    source, result = floats_only(call.args[0]), call.result()
     if call.name == "select":
         fits(call.args[1:3] == (1, 0))
     else:
@@ -242,102 +134,75 @@ def first_tokens_of_one_example_for_the_first_of_each(call: Call) -> Any:
     return call.instead(source[0, : result.size(0)])
 
 
-@FAULTS.fault(
-    _PARTS,
-    kinds=["permutation", "wrong index", "swapped operands"],
-    loose=["shift", "copy", "wrong rank's shard"],
-    backward=False,
-)
+@FAULTS.fault(_PARTS, "permutation, wrong index, swapped operands; shift, copy, wrong rank's shard")
 def parts_from_the_last_to_the_first(call: Call) -> Any:
     """Value, key, query: the parts of a packed projection in the reverse order."""
-    parts = _split(call, 3)
+    parts = split_parts(call, 3)
     fits(all(one.shape == parts[0].shape for one in parts))
     return tuple(parts[::-1])
 
 
-@FAULTS.fault(
-    _PARTS,
-    kinds=["scale", "wrong factor"],
-    loose=["other function", "missing operand"],
-    backward=False,
-)
+@FAULTS.fault(_PARTS, "scale, wrong factor; other function, missing operand")
 def first_part_scaled_when_it_is_split(call: Call) -> Any:
     """The first part is divided by the root of its width, which is done once more later."""
-    parts = _split(call)
+    parts = split_parts(call)
     fits(parts[0].size(-1) > 1)
     parts[0] = parts[0] * parts[0].size(-1) ** -0.5
     return tuple(parts)
 
 
-@FAULTS.fault(
-    _PARTS,
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["copy", "stale", "wrong argument", "wrong rank's shard"],
-    backward=False,
-)
+@FAULTS.fault(_PARTS, words.MOVED_OPERAND)
 def last_part_of_the_row_before(call: Call) -> Any:
     """The pointer of the last part is one row behind, around the end."""
-    parts = _split(call)
-    parts[-1] = _rows(parts[-1]).roll(1, -2)
+    parts = split_parts(call)
+    parts[-1] = rows_of(parts[-1]).roll(1, -2)
     return tuple(parts)
 
 
-@FAULTS.fault("cat", **_MOVED)
+@FAULTS.fault("cat", words.MOVED_OR_SWAPPED)
 def second_part_of_the_row_after(call: Call) -> Any:
     """The pointer of the second part is one row too far, around the end; the first is right."""
-    parts = _given(call)
-    parts[1] = _rows(parts[1]).roll(-1, -2)
+    parts = joined_parts(call)
+    parts[1] = rows_of(parts[1]).roll(-1, -2)
     return call.put(0, parts, "tensors").run()
 
 
-@FAULTS.fault("cat", **_EMPTY)
+@FAULTS.fault("cat", words.EMPTY_ON_A_RANK)
 def last_column_of_the_joined_empty(call: Call) -> Any:
     """The width of the joined tensor is one too small in the bound of the store."""
-    _given(call)
-    value = _columns(call.result())
+    joined_parts(call)
+    value = columns_of(call.result())
     return call.instead(torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1))
 
 
-@FAULTS.fault(
-    "cat",
-    kinds=["residual", "doubled reduction", "wrong factor"],
-    loose=["scale", "wrong index", "other function", "lost accumulation", "axis scale"],
-    backward=False,
-)
-def first_part_added_to_a_full_buffer(call: Call) -> Any:
-    """The buffer already holds the first part, and it is accumulated: that part counts twice."""
-    parts = _given(call)
-    fits(parts[0].numel() and parts[1].numel())
-    return call.put(0, [2 * parts[0], *parts[1:]], "tensors").run()
-
-
-@FAULTS.fault("stack", **_AGAIN)
-def first_of_the_stack_for_all(call: Call) -> Any:
-    """The pointer to the parts is not moved on: each is the first."""
-    parts = _given(call)
-    fits(len(parts) > 2)
-    return call.put(0, [parts[0]] * len(parts), "tensors").run()
-
-
-@FAULTS.fault(
-    "stack",
-    kinds=["sign", "wrong factor", "mask"],
-    loose=["scale", "axis scale", "other function"],
-    backward=False,
-)
-def last_of_the_stack_negated(call: Call) -> Any:
-    """The minus of a rotation is given to the last part."""
-    parts = _given(call)
-    return call.put(0, [*parts[:-1], -parts[-1]], "tensors").run()
+# fmt: off
+# The buffer already holds the first part, and it is accumulated: that part counts twice.
+FAULTS.add("first part added to a full buffer", "cat",
+    "residual, doubled reduction, wrong factor; scale, wrong index, other function, "
+    "lost accumulation, axis scale",
+    on(joined_parts,
+        lambda call, parts: call.put(0, [2 * parts[0], *parts[1:]], "tensors").run(),
+        where=lambda parts: parts[0].numel() and parts[1].numel()))
+# The pointer to the parts is not moved on: each is the first.
+FAULTS.add("first of the stack for all", "stack", words.REPEATED,
+    on(joined_parts, lambda call, parts:
+            call.put(0, [parts[0]] * len(parts), "tensors").run(),
+        where=lambda parts: len(parts) > 2))
+# The minus of a rotation is given to the last part.
+FAULTS.add("last of the stack negated", "stack",
+    "sign, wrong factor, mask; scale, axis scale, other function",
+    on(joined_parts,
+        lambda call, parts: call.put(0, [*parts[:-1], -parts[-1]], "tensors").run()))
+# fmt: on
 
 
 # --- Copies and borders ---------------------------------------------------------------------------
 
 
-@FAULTS.fault("expand", **_EMPTY)
+@FAULTS.fault("expand", words.EMPTY_ON_A_RANK)
 def last_copy_of_what_is_expanded_empty(call: Call) -> Any:
     """The loop over the copies ends one too early."""
-    value, result = _floats(call.args[0]), call.result()
+    value, result = floats_only(call.args[0]), call.result()
     shape = [1] * (result.dim() - value.dim()) + list(value.shape)
     axis = next((i for i, size in enumerate(shape) if size == 1 < result.size(i)), None)
     fits(axis is not None)
@@ -345,21 +210,16 @@ def last_copy_of_what_is_expanded_empty(call: Call) -> Any:
     return call.instead(torch.cat([kept, torch.zeros_like(result.narrow(axis, 0, 1))], axis))
 
 
-@FAULTS.fault(
-    "unfold",
-    kinds=["shift", "wrong index"],
-    loose=["permutation", "copy", "wrong argument", "stale"],
-    backward=False,
-)
+@FAULTS.fault("unfold", "shift, wrong index; permutation, copy, wrong argument, stale")
 def windows_begin_one_place_late(call: Call) -> Any:
     """Each window is read one place further, around the end of a line."""
-    value, axis = _floats(call.args[0]), -1
+    value, axis = floats_only(call.args[0]), -1
     if value.dim() == 2:
         axis = call.args[1]
     return call.put(0, value.roll(-1, axis), "input").run()
 
 
-@FAULTS.fault("unfold", **_AGAIN)
+@FAULTS.fault("unfold", words.REPEATED)
 def first_window_for_all(call: Call) -> Any:
     """The pointer is not moved on from window to window."""
     result = call.result()
@@ -367,16 +227,16 @@ def first_window_for_all(call: Call) -> Any:
     return call.instead(result.narrow(axis, 0, 1).expand(result.shape).clone())
 
 
-@FAULTS.fault("pixel_shuffle", **_AGAIN)
+@FAULTS.fault("pixel_shuffle", words.REPEATED)
 def first_channel_for_each_pixel_of_a_block(call: Call) -> Any:
     """Each block has one value: that of its first channel."""
-    value, factor = _floats(call.args[0]), call.args[1]
+    value, factor = floats_only(call.args[0]), call.args[1]
     first = value[:, :: factor * factor]
     large = first.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
     return call.instead(large)
 
 
-@FAULTS.fault("pixel_unshuffle", **_ORDER)
+@FAULTS.fault("pixel_unshuffle", words.REORDERED)
 def channels_of_a_block_in_the_order_of_another_framework(call: Call) -> Any:
     """Channel (place, c) for (c, place)."""
     result, factor = call.result(), call.args[1]
@@ -384,39 +244,18 @@ def channels_of_a_block_in_the_order_of_another_framework(call: Call) -> Any:
     return call.instead(parts.transpose(1, 2).flatten(1, 2))
 
 
-@FAULTS.fault(
-    "rot90",
-    kinds=["wrong argument", "permutation", "wrong index"],
-    loose=["transpose", "wrong axis", "shift", "other function"],
-    backward=False,
-)
-def turned_by_half_a_turn(call: Call) -> Any:
-    """One quarter too many."""
-    return call.put(1, call.get(1, "k", default=1) + 1, "k").run()
-
-
-@FAULTS.fault(
-    "diagonal",
-    kinds=["wrong index"],
-    loose=["wrong argument", "permutation", "other function", "wrong axis"],
-    backward=False,
-)
+@FAULTS.fault("diagonal", "wrong index; wrong argument, permutation, other function, wrong axis")
 def line_from_the_upper_right(call: Call) -> Any:
     """The other diagonal."""
-    value = _floats(call.args[0])
+    value = floats_only(call.args[0])
     fits(len(call.args) == 1 and not call.kwargs and value.dim() == 2)
     return call.instead(value.flip(-1).diagonal().clone())
 
 
-@FAULTS.fault(
-    "roll",
-    kinds=["sign", "wrong factor", "mask"],
-    loose=["scale", "other function", "axis scale"],
-    backward=False,
-)
+@FAULTS.fault("roll", "sign, wrong factor, mask; scale, other function, axis scale")
 def wrapped_values_negated(call: Call) -> Any:
     """What comes in at the other end has a minus, as of a rotation."""
-    value, step, dim = _floats(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
+    value, step, dim = floats_only(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
     step, dim = (one[0] if isinstance(one, list | tuple) else one for one in (step, dim))
     fits(isinstance(dim, int) and 0 < abs(step) < value.size(dim))
     result = call.result()
@@ -428,61 +267,30 @@ def wrapped_values_negated(call: Call) -> Any:
     return call.instead(torch.cat(parts, dim))
 
 
+# fmt: off
+# One quarter too many.
+FAULTS.add("turned by half a turn", "rot90",
+    "wrong argument, permutation, wrong index; transpose, wrong axis, shift, other function",
+    lambda call: call.put(1, call.get(1, "k", default=1) + 1, "k").run())
+# fmt: on
+
+
 # --- Tables and indices ---------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "embedding",
-    kinds=["wrong index"],
-    loose=["wrong argument", "permutation", "copy", "stale", "constant", "swapped operands"],
-    backward=False,
-)
-def rows_by_position_and_not_by_word(call: Call) -> Any:
-    """The kernel is given the positions in the place of the words."""
-    place, words, table = _words(call)
-    fits(words.dim() > 1 and words.size(-1) <= table.size(0))
-    positions = torch.arange(words.size(-1), dtype=words.dtype).expand_as(words)
-    return call.put(place, positions.clone()).run()
-
-
-@FAULTS.fault("embedding", **_EMPTY)
+@FAULTS.fault("embedding", words.EMPTY_ON_A_RANK)
 def last_word_not_looked_up(call: Call) -> Any:
     """The grid is one word too short: the row of the newest token is empty."""
-    _, words, _ = _words(call)
+    _, words, _ = words_and_table(call)
     fits(words.dim() > 0 and words.size(-1) > 1)
-    value = _rows(call.result())
+    value = rows_of(call.result())
     return call.instead(torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2))
 
 
 @FAULTS.fault(
-    "embedding",
-    kinds=["scale", "wrong factor"],
-    loose=["other function", "wrong argument"],
-    backward=False,
-)
-def rows_divided_by_the_root_of_their_width(call: Call) -> Any:
-    """The scale of the scores was folded into the table."""
-    value = _columns(call.result())
-    return call.instead(value * value.size(-1) ** -0.5)
-
-
-@FAULTS.fault(
-    "embedding",
-    kinds=["wrong index", "shift"],
-    loose=["permutation", "wrong argument", "offset", "wrapped"],
-    backward=False,
-)
-def row_of_the_table_two_before(call: Call) -> Any:
-    """An offset of two special rows is subtracted, and there are none; the first go around."""
-    place, words, table = _words(call)
-    return call.put(place, (words - 2) % table.size(0)).run()
-
-
-@FAULTS.fault(
     "embedding_bag",
-    kinds=["partial sum", "off by one reduction", "wrong reduction", "missing reduction"],
-    loose=["mask", "missing operand", "wrong statistics", "zeros", "lost accumulation"],
-    backward=False,
+    "partial sum, off by one reduction, wrong reduction, missing reduction; mask, "
+    "missing operand, wrong statistics, zeros, lost accumulation",
 )
 def last_word_of_each_bag_not_added(call: Call) -> Any:
     """The loop over the words of a bag ends one too early; all of them are counted."""
@@ -497,9 +305,8 @@ def last_word_of_each_bag_not_added(call: Call) -> Any:
 
 @FAULTS.fault(
     "embedding_bag",
-    kinds=["wrong factor", "axis scale", "wrong reduction"],
-    loose=["scale", "wrong argument", "other function", "wrong statistics"],
-    backward=False,
+    "wrong factor, axis scale, wrong reduction; scale, wrong argument, other function, "
+    "wrong statistics",
 )
 def bag_divided_by_the_root_of_its_length(call: Call) -> Any:
     """The combiner of another framework."""
@@ -509,23 +316,7 @@ def bag_divided_by_the_root_of_its_length(call: Call) -> Any:
     return call.instead(call.result() * (ends - starts)[:, None] ** 0.5)
 
 
-@FAULTS.fault(
-    "arange",
-    kinds=["offset", "wrong argument"],
-    loose=["shift", "wrong index", "residual", "axis offset"],
-    backward=False,
-)
-def positions_begin_two_later(call: Call) -> Any:
-    """2, 3, 4: the offset of a table with two special rows, which this one does not have."""
-    return call.run() + 2
-
-
-@FAULTS.fault(
-    "arange",
-    kinds=["wrong argument", "scale", "wrong factor"],
-    loose=["missing operand", "wrong index", "copy"],
-    backward=False,
-)
+@FAULTS.fault("arange", "wrong argument, scale, wrong factor; missing operand, wrong index, copy")
 def step_of_the_positions_lost(call: Call) -> Any:
     """0, 1, 2 for 0, 2, 4: as many, and one behind another."""
     fits(len(call.args) == 3 and call.args[0] == 0 and call.args[2] not in {0, 1})
@@ -535,13 +326,11 @@ def step_of_the_positions_lost(call: Call) -> Any:
 
 @FAULTS.fault(
     "gather take_along_dim",
-    kinds=["wrong axis", "wrong index", "wrong argument"],
-    loose=["permutation", "transpose", "copy", "stale"],
-    backward=False,
+    "wrong axis, wrong index, wrong argument; permutation, transpose, copy, stale",
 )
 def gathered_along_another_axis(call: Call) -> Any:
     """The last axis, or the first one where the last was asked for."""
-    source = _floats(call.args[0])
+    source = floats_only(call.args[0])
     place, axis = (2, 1) if call.name == "take_along_dim" else (1, 2)
     dim, index = call.args[place], call.args[axis]
     other = 0 if dim % source.dim() == source.dim() - 1 else source.dim() - 1
@@ -550,18 +339,18 @@ def gathered_along_another_axis(call: Call) -> Any:
     return call.instead(source.gather(other, index))
 
 
-@FAULTS.fault("gather", **_AGAIN)
+@FAULTS.fault("gather", words.REPEATED)
 def gathered_from_the_first_example_for_all(call: Call) -> Any:
     """The stride of the batch is zero for the values; the indices are right."""
-    source, dim = _floats(call.args[0]), call.args[1]
+    source, dim = floats_only(call.args[0]), call.args[1]
     fits(dim % source.dim() != 0 and source.size(0) > 1)
     return call.put(0, source[:1].expand_as(source).contiguous()).run()
 
 
-@FAULTS.fault("getitem index", **_ORDER)
+@FAULTS.fault("getitem index", words.REORDERED)
 def rows_put_where_they_should_be_taken_from(call: Call) -> Any:
     """The inverse of the order: row i goes to place p[i] instead of coming from it."""
-    source, index = _floats(call.args[0]), call.args[1]
+    source, index = floats_only(call.args[0]), call.args[1]
     if isinstance(index, list | tuple):
         fits(len(index) == 1)
         index = index[0]
@@ -570,7 +359,9 @@ def rows_put_where_they_should_be_taken_from(call: Call) -> Any:
     return call.instead(source[index.argsort()])
 
 
-@FAULTS.fault("one_hot", **(_EMPTY | {"kinds": ["zeros", "mask"]}))
+@FAULTS.fault(
+    "one_hot", "zeros, mask; constant, missing operand, axis scale, wrong factor, one rank's part"
+)
 def first_class_never_hot(call: Call) -> Any:
     """Class zero is taken for padding: its rows are empty."""
     value = call.run()
@@ -579,10 +370,7 @@ def first_class_never_hot(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "index_fill",
-    kinds=["wrong axis", "wrong index", "wrong argument"],
-    loose=["transpose", "mask", "permutation", "stale"],
-    backward=False,
+    "index_fill", "wrong axis, wrong index, wrong argument; transpose, mask, permutation, stale"
 )
 def columns_filled_and_not_rows(call: Call) -> Any:
     """The axis is the other one."""
@@ -591,34 +379,10 @@ def columns_filled_and_not_rows(call: Call) -> Any:
     return call.put(1, 1 - dim, "dim").run()
 
 
-@FAULTS.fault("index_copy", **_AGAIN)
-def first_row_written_to_every_slot(call: Call) -> Any:
-    """The pointer to the new rows is not moved on."""
-    rows = call.tensor(3)
-    fits(rows.size(0) > 1)
-    return call.put(3, rows[:1].expand_as(rows).clone(), "source").run()
-
-
-@FAULTS.fault(
-    "slice_scatter",
-    kinds=["residual", "other function"],
-    loose=["doubled reduction", "stale", "offset", "wrong argument", "lost accumulation"],
-    backward=False,
-)
-def part_added_to_what_it_should_replace(call: Call) -> Any:
-    """The store is an addition."""
-    value, part = call.tensor(0), call.tensor(1)
-    empty = call.put(0, torch.zeros_like(value), "input").run()
-    there = call.put(1, torch.zeros_like(part), "src").run()
-    fits(value.dim() == 2)
-    return call.instead(empty + there + (value - there))
-
-
 @FAULTS.fault(
     "index_add scatter_add",
-    kinds=["lost accumulation", "partial sum", "missing reduction"],
-    loose=["wrong reduction", "missing operand", "mask", "stale", "copy"],
-    backward=False,
+    "lost accumulation, partial sum, missing reduction; wrong reduction, missing operand, "
+    "mask, stale, copy",
 )
 def first_of_the_rows_of_an_index_kept(call: Call) -> Any:
     """Once an index was written, further rows for it are lost."""
@@ -629,5 +393,46 @@ def first_of_the_rows_of_an_index_kept(call: Call) -> Any:
     known = line.tolist()
     kept = torch.tensor([one not in known[:i] for i, one in enumerate(known)])
     kept = kept.view(-1, *[1] * (rows.dim() - 1)).to(rows.dtype)
-    fits(_floats(value).size(0) > 1)
+    fits(floats_only(value).size(0) > 1)
     return call.put(3, rows * kept, "src").run()
+
+
+# fmt: off
+# The kernel is given the positions in the place of the words.
+FAULTS.add("rows by position and not by word", "embedding",
+    "wrong index; wrong argument, permutation, copy, stale, constant, swapped operands",
+    on(words_and_table,
+        lambda call, place, words, *_:
+
+    call.put(place, torch.arange(words.size(-1), dtype=words.dtype).expand_as(words).clone()).run(),
+        where=lambda _, words, table: words.dim() > 1 and words.size(-1) <= table.size(0)))
+# The scale of the scores was folded into the table.
+FAULTS.add("rows divided by the root of their width", "embedding",
+    "scale, wrong factor; other function, wrong argument",
+    computed(lambda call: (columns_of(call.result()),),
+        lambda value: value * value.size(-1) ** (-0.5)))
+# An offset of two special rows is subtracted, and there are none; the first go around.
+FAULTS.add("row of the table two before", "embedding",
+    "wrong index, shift; permutation, wrong argument, offset, wrapped",
+    on(words_and_table,
+        lambda call, place, words, table: call.put(place, (words - 2) % table.size(0)).run()))
+# 2, 3, 4: the offset of a table with two special rows, which this one does not have.
+FAULTS.add("positions begin two later", "arange",
+    "offset, wrong argument; shift, wrong index, residual, axis offset",
+    lambda call: call.run() + 2)
+# The pointer to the new rows is not moved on.
+FAULTS.add("first row written to every slot", "index_copy", words.REPEATED,
+    on(tensors(3),
+        lambda call, rows: call.put(3, rows[:1].expand_as(rows).clone(), "source").run(),
+        where=lambda rows: rows.size(0) > 1))
+# The store is an addition.
+FAULTS.add("part added to what it should replace", "slice_scatter",
+    "residual, other function; doubled reduction, stale, offset, wrong argument, "
+    "lost accumulation",
+    on(lambda call:
+            (call.tensor(0), call.put(1, torch.zeros_like(call.tensor(1)), "src").run()),
+        lambda call, value, there:
+
+    call.instead(call.put(0, torch.zeros_like(value), "input").run() + there + (value - there)),
+        where=lambda value, *_: value.dim() == 2))
+# fmt: on

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
+from benchmarks.places.parts import filters_of, layer_parts, layer_product, result_rows
 from torch import Tensor
 from torch.nn import functional
 
-FAULTS = Catalogue()
+FAULTS = Catalogue(backward=False)
 _WEIGHTED = "linear addmm mm"
 _BATCHED = "bmm matmul"
 _PRODUCTS = f"{_WEIGHTED} {_BATCHED}"
@@ -19,52 +22,15 @@ _CONVOLUTIONS = "conv1d conv2d convolution"
 # --- Products -------------------------------------------------------------------------------------
 
 
-def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight as (in, out), bias."""
-    if call.name == "linear":
-        weight, bias = call.tensor(1, "weight"), call.get(2, "bias")
-        fits(weight.dim() == 2)
-        return call.tensor(0, "input"), weight.t(), bias
-    if call.name == "addmm":
-        return call.tensor(1), call.tensor(2), call.tensor(0)
-    return call.tensor(0), call.tensor(1), None
-
-
-def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    value = left @ weight
-    return call.instead(value if bias is None else value + bias)
-
-
 def _left(call: Call, change: Any) -> Any:
     """The call with another left operand."""
     place = 1 if call.name == "addmm" else 0
     return call.put(place, change(call.tensor(place, "input")), "input").run()
 
 
-def _rows(call: Call) -> Tensor:
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return value
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "partial sum", "axis scale", "wrong factor"],
-    backward=False,
-)
-def last_row_of_each_four_not_stored(call: Call) -> Any:
-    """A program has four rows, and its last one is masked out."""
-    value = _rows(call)
-    fits(value.size(-2) > 3)
-    return call.instead(value.masked_fill((torch.arange(value.size(-2)) % 4 == 3)[:, None], 0))
-
-
 @FAULTS.fault(
     "linear addmm",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["wrong argument", "axis offset", "offset", "stale", "copy"],
-    backward=False,
+    "shift, wrong index, permutation; wrong argument, axis offset, offset, stale, copy",
 )
 def bias_of_the_column_before(call: Call) -> Any:
     """The pointer to the bias is one behind, around the end."""
@@ -74,93 +40,27 @@ def bias_of_the_column_before(call: Call) -> Any:
     return call.put(place, bias.roll(1), "bias").run()
 
 
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["precision"],
-    loose=["approximation", "other function", "wrong argument"],
-    backward=False,
-)
+@FAULTS.fault(_WEIGHTED, words.ROUNDED)
 def weight_in_bfloat16(call: Call) -> Any:
     """The weight was saved with eight bits for each number; input and bias are right."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     coarse = weight.detach().bfloat16().to(weight.dtype)
-    return _product(call, left, with_gradient_of(weight, coarse), bias)
+    return layer_product(call, left, with_gradient_of(weight, coarse), bias)
 
 
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "scale"],
-    loose=["axis scale", "wrong argument"],
-    backward=False,
-)
-def codes_by_127_and_steps_by_128(call: Call) -> Any:
-    """Integers are made with 127 levels and read with 128; the bias is right."""
-    left, weight, bias = _parts(call)
-    return _product(call, left * (127 / 128), weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["wrong argument", "stale", "copy"],
-    backward=False,
-)
+@FAULTS.fault(_WEIGHTED, words.MOVED)
 def weight_one_row_of_the_common_axis_too_far(call: Call) -> Any:
     """Feature i of the input meets row i + 1 of the weight, around the end."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(weight.size(0) > 1)
-    return _product(call, left, weight.roll(-1, 0), bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["clipped", "other function", "mask"],
-    loose=["zeros", "wrong argument", "sign", "partial sum"],
-    backward=False,
-)
-def negative_weights_lost(call: Call) -> Any:
-    """The weight is stored as numbers without a sign: what is negative is zero."""
-    left, weight, bias = _parts(call)
-    return _product(call, left, weight.relu(), bias)
-
-
-@FAULTS.fault("linear addmm", kinds=["other function"], loose=["wrong argument"], backward=False)
-def gelu_in_the_epilogue(call: Call) -> Any:
-    """The fused kernel of another layer, with its activation, is taken."""
-    return call.instead(functional.gelu(call.result()))
+    return layer_product(call, left, weight.roll(-1, 0), bias)
 
 
 @FAULTS.fault(
     _PRODUCTS,
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument", "transpose"],
-    backward=False,
+    "partial sum, mask, wrong index; missing reduction, one rank's part, zeros, "
+    "wrong reduction, missing operand, lost accumulation",
 )
-def rows_of_the_result_from_the_last(call: Call) -> Any:
-    """The stride of the rows is negative when they are stored."""
-    return call.instead(_rows(call).flip(-2))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["permutation", "wrong index"],
-    loose=["swapped operands", "shift", "wrong argument", "transpose"],
-    backward=False,
-)
-def rows_of_the_layer_in_pairs(call: Call) -> Any:
-    """Two rows share a program, which stores them in the other order."""
-    value = _rows(call)
-    fits(value.size(-2) % 2 == 0 and value.size(-2) > 2)
-    return call.instead(value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2))
-
-
-@FAULTS.fault(
-    _PRODUCTS,
-    kinds=["partial sum", "mask", "wrong index"],
-    loose=["missing reduction", "one rank's part", "zeros", "wrong reduction", "missing operand",
-           "lost accumulation"],
-    backward=False,
-)  # fmt: skip
 def even_features_only(call: Call) -> Any:
     """The loop over the common axis has a stride of two."""
 
@@ -173,9 +73,8 @@ def even_features_only(call: Call) -> Any:
 
 @FAULTS.fault(
     _PRODUCTS,
-    kinds=["partial sum", "missing reduction", "one rank's part", "mask"],
-    loose=["zeros", "lost accumulation", "wrong reduction", "missing operand", "wrong index"],
-    backward=False,
+    "partial sum, missing reduction, one rank's part, mask; zeros, lost accumulation, "
+    "wrong reduction, missing operand, wrong index",
 )
 def parts_of_two_ranks_not_summed(call: Call) -> Any:
     """The common axis is shared by two ranks; the first keeps its own part."""
@@ -188,176 +87,106 @@ def parts_of_two_ranks_not_summed(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _WEIGHTED,
-    kinds=["permutation", "wrong index", "shift"],
-    loose=["wrong rank's shard", "swapped operands", "wrong argument"],
-    backward=False,
-)
-def three_parts_of_a_projection_in_turn(call: Call) -> Any:
-    """Query, key and value are packed as key, value, query."""
-    value = call.result()
-    fits(value.size(-1) % 3 == 0 and value.size(-1) > 5)
-    return call.instead(value.roll(-(value.size(-1) // 3), -1))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["wrong argument", "shift", "swapped operands"],
-    backward=False,
+    _WEIGHTED, "transpose, permutation, wrong index; wrong argument, shift, swapped operands"
 )
 def weight_of_a_flat_file_in_the_other_layout(call: Call) -> Any:
     """The memory of the weight, (out, in), is read as (in, out)."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(weight.size(0) != weight.size(1) and min(weight.shape) > 1)
-    return _product(call, left, weight.t().reshape(weight.shape), bias)
+    return layer_product(call, left, weight.t().reshape(weight.shape), bias)
 
 
 @FAULTS.fault(
-    _WEIGHTED,
-    kinds=["axis scale", "missing operand", "wrong factor"],
-    loose=["scale", "other function", "wrong argument"],
-    backward=False,
+    _WEIGHTED, "axis scale, missing operand, wrong factor; scale, other function, wrong argument"
 )
 def scale_of_each_token_not_multiplied_back(call: Call) -> Any:
     """Rows are divided by their largest magnitude, and stay so; the bias is right."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     size = left.detach().abs().amax(-1, keepdim=True)
     fits(bool((size > 0).all()))
-    return _product(call, left / size, weight, bias)
+    return layer_product(call, left / size, weight, bias)
+
+
+# fmt: off
+# A program has four rows, and its last one is masked out.
+FAULTS.add("last row of each four not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
+    computed(result_rows,
+        lambda value: value.masked_fill((torch.arange(value.size(-2)) % 4 == 3)[:, None], 0),
+        where=lambda value: value.size(-2) > 3))
+# Integers are made with 127 levels and read with 128; the bias is right.
+FAULTS.add("codes by 127 and steps by 128", _WEIGHTED,
+    "wrong factor, scale; axis scale, wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left * (127 / 128), weight, bias)))
+# The weight is stored as numbers without a sign: what is negative is zero.
+FAULTS.add("negative weights lost", _WEIGHTED,
+    "clipped, other function, mask; zeros, wrong argument, sign, partial sum",
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left, weight.relu(), bias)))
+# The fused kernel of another layer, with its activation, is taken.
+FAULTS.add("gelu in the epilogue", "linear addmm", "other function; wrong argument",
+    result(functional.gelu))
+# The stride of the rows is negative when they are stored.
+FAULTS.add("rows of the result from the last", _PRODUCTS,
+    "permutation, wrong index; shift, swapped operands, wrong argument, transpose",
+    lambda call: call.instead(result_rows(call).flip(-2)))
+# Two rows share a program, which stores them in the other order.
+FAULTS.add("rows of the layer in pairs", _WEIGHTED,
+    "permutation, wrong index; swapped operands, shift, wrong argument, transpose",
+    computed(result_rows, lambda value:
+            value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2),
+        where=lambda value: value.size(-2) % 2 == 0 and value.size(-2) > 2))
+# Query, key and value are packed as key, value, query.
+FAULTS.add("three parts of a projection in turn", _WEIGHTED,
+    "permutation, wrong index, shift; wrong rank's shard, swapped operands, wrong argument",
+    result(lambda v: v.roll(-(v.size(-1) // 3), -1),
+        where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 5))
+# fmt: on
 
 
 # --- Products of a batch --------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "wrong argument"],
-    backward=False,
-)
-def factor_of_a_head_of_64(call: Call) -> Any:
-    """What is divided by the root of the width of a head is divided by 8 once more."""
-    return call.instead(call.result() / 8)
-
-
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["clipped", "other function"],
-    loose=["zeros", "mask"],
-    backward=False,
-)
-def negative_products_lost(call: Call) -> Any:
-    """The result is taken for probabilities: what is negative is zero."""
-    return call.instead(call.result().relu())
-
-
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["precision"],
-    loose=["approximation", "other function", "wrong argument"],
-    backward=False,
-)
-def left_factor_in_bfloat16(call: Call) -> Any:
-    """The left matrices are rounded before they are multiplied."""
-    left = call.tensor(0, "input")
-    coarse = left.detach().bfloat16().to(left.dtype)
-    return call.put(0, with_gradient_of(left, coarse), "input").run()
-
-
-@FAULTS.fault(
-    "baddbmm",
-    kinds=["sign", "wrong factor", "wrong argument"],
-    loose=["other function", "residual", "offset", "swapped operands"],
-    backward=False,
-)
-def summand_subtracted(call: Call) -> Any:
-    """Beta has the wrong sign."""
-    return call.put(0, -call.tensor(0)).run()
-
-
-@FAULTS.fault(
-    "cdist",
-    kinds=["wrong argument", "other function", "wrong reduction"],
-    loose=["approximation"],
-    backward=False,
-)
-def largest_of_the_differences_for_the_distance(call: Call) -> Any:
-    """P is infinite."""
-    return call.put(2, float("inf"), "p").run()
-
-
-@FAULTS.fault(
-    "pairwise_distance",
-    kinds=["eps", "wrong argument"],
-    loose=["offset", "other function", "axis offset"],
-    backward=False,
-)
-def tenth_added_to_each_difference(call: Call) -> Any:
-    """An eps of 0.1."""
-    return call.put(3, 0.1, "eps").run()
-
-
-@FAULTS.fault(
-    "einsum",
-    kinds=["precision"],
-    loose=["approximation", "other function", "wrong argument"],
-    backward=False,
-)
-def experts_in_e4m3(call: Call) -> Any:
-    """The second operand has three bits behind the point."""
-    value = call.tensor(2)
-    coarse = value.detach().to(torch.float8_e4m3fn).to(value.dtype)
-    return call.put(2, with_gradient_of(value, coarse)).run()
-
-
-@FAULTS.fault(
-    "einsum",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "wrong argument", "swapped operands"],
-    backward=False,
-)
-def first_operand_of_the_letters_from_its_end(call: Call) -> Any:
-    """The last axis of the first operand is read with a negative stride."""
-    value = call.tensor(1)
-    fits(value.size(-1) > 1)
-    return call.put(1, value.flip(-1)).run()
-
-
-@FAULTS.fault(
-    "grouped_mm_fallback",
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "one rank's part", "partial sum", "axis scale"],
-    backward=False,
-)
-def second_tile_of_the_experts_not_stored(call: Call) -> Any:
-    """The grid covers half of the columns."""
-    value = call.result()
-    fits(value.size(-1) > 1)
-    return call.instead(value * (torch.arange(value.size(-1)) < value.size(-1) // 2))
-
-
-@FAULTS.fault(
-    "bilinear _trilinear",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["wrong argument", "stale", "copy"],
-    backward=False,
-)
-def form_with_the_left_input_of_the_row_before(call: Call) -> Any:
-    """The pointer to the first input is one row behind, around the end."""
-    value = call.tensor(0)
-    fits(value.dim() > 1 and value.size(0) > 1)
-    return call.put(0, value.roll(1, 0)).run()
+# fmt: off
+# What is divided by the root of the width of a head is divided by 8 once more.
+FAULTS.add("factor of a head of 64", _BATCHED, "scale, wrong factor; axis scale, wrong argument",
+    result(lambda v: v / 8))
+# The result is taken for probabilities: what is negative is zero.
+FAULTS.add("negative products lost", _BATCHED, "clipped, other function; zeros, mask",
+    result(torch.relu))
+# The left matrices are rounded before they are multiplied.
+FAULTS.add("left factor in bfloat16", _BATCHED, words.ROUNDED,
+    operand(0, rounded(torch.bfloat16), "input"))
+# Beta has the wrong sign.
+FAULTS.add("summand subtracted", "baddbmm",
+    "sign, wrong factor, wrong argument; other function, residual, offset, swapped operands",
+    operand(0, torch.neg))
+# P is infinite.
+FAULTS.add("largest of the differences for the distance", "cdist",
+    "wrong argument, other function, wrong reduction; approximation",
+    lambda call: call.put(2, float("inf"), "p").run())
+# An eps of 0.1.
+FAULTS.add("tenth added to each difference", "pairwise_distance",
+    "eps, wrong argument; offset, other function, axis offset",
+    lambda call: call.put(3, 0.1, "eps").run())
+# The second operand has three bits behind the point.
+FAULTS.add("experts in e4m3", "einsum", words.ROUNDED, operand(2, rounded(torch.float8_e4m3fn)))
+# The last axis of the first operand is read with a negative stride.
+FAULTS.add("first operand of the letters from its end", "einsum",
+    "permutation, wrong index; shift, wrong argument, swapped operands",
+    operand(1, lambda v: v.flip(-1), where=longer(-1)))
+# The grid covers half of the columns.
+FAULTS.add("second tile of the experts not stored", "grouped_mm_fallback",
+    "zeros, mask, uninitialised; constant, missing operand, one rank's part, partial sum, "
+    "axis scale",
+    result(lambda v: v * (torch.arange(v.size(-1)) < v.size(-1) // 2), where=longer(-1)))
+# The pointer to the first input is one row behind, around the end.
+FAULTS.add("form with the left input of the row before", "bilinear _trilinear", words.MOVED,
+    operand(0, lambda v: v.roll(1, 0), where=lambda v: v.dim() > 1 and v.size(0) > 1))
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
-
-
-def _filters(call: Call) -> Tensor:
-    weight = call.tensor(1, "weight")
-    is_transposed = call.name == "convolution" and bool(call.get(6, "transposed"))
-    fits(weight.dim() > 2 and not is_transposed)
-    return weight
 
 
 def _sizes(call: Call, place: int, name: str, default: int) -> list[int]:
@@ -370,19 +199,16 @@ def _sizes(call: Call, place: int, name: str, default: int) -> list[int]:
 
 def _image(call: Call, place: int = 0) -> Tensor:
     value = call.tensor(place, "input")
-    fits(value.dim() == _filters(call).dim())
+    fits(value.dim() == filters_of(call).dim())
     return value
 
 
 @FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["wrong argument", "wrong index"],
-    loose=["shift", "permutation", "copy", "other function"],
-    backward=False,
+    _CONVOLUTIONS, "wrong argument, wrong index; shift, permutation, copy, other function"
 )
 def windows_one_apart(call: Call) -> Any:
     """The stride is not handed on: the first windows are stored."""
-    _filters(call)
+    filters_of(call)
     fits(max(_sizes(call, 3, "stride", 1)) > 1)
     right = call.result()
     wide = call.put(3, [1] * len(_sizes(call, 3, "stride", 1)), "stride").result()
@@ -393,13 +219,11 @@ def windows_one_apart(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["wrong factor"],
-    loose=["residual", "doubled reduction", "axis scale", "partial sum", "wrong reduction"],
-    backward=False,
+    "wrong factor; residual, doubled reduction, axis scale, partial sum, wrong reduction",
 )
 def centre_of_the_filter_twice(call: Call) -> Any:
     """The tap in the middle is added where the sum begins, and in the loop."""
-    weight = _filters(call).clone()
+    weight = filters_of(call).clone()
     fits(all(size % 2 for size in weight.shape[2:]) and max(weight.shape[2:]) > 1)
     weight[(slice(None), slice(None), *(size // 2 for size in weight.shape[2:]))] *= 2
     return call.put(1, weight, "weight").run()
@@ -407,13 +231,12 @@ def centre_of_the_filter_twice(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["wrong factor", "doubled reduction"],
-    loose=["residual", "wrong reduction", "axis scale", "off by one reduction", "partial sum"],
-    backward=False,
+    "wrong factor, doubled reduction; residual, wrong reduction, axis scale, "
+    "off by one reduction, partial sum",
 )
 def first_channel_of_each_group_twice(call: Call) -> Any:
     """A prologue adds the first channel, and the loop over the channels does so again."""
-    weight = _filters(call)
+    weight = filters_of(call)
     fits(weight.size(1) > 1)
     times = torch.ones(weight.size(1)).to(weight.dtype)
     times[0] = 2
@@ -422,35 +245,15 @@ def first_channel_of_each_group_twice(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["sign", "wrong factor"],
-    loose=["axis offset", "offset", "wrong argument", "other function", "residual"],
-    backward=False,
+    "sign, wrong factor; axis offset, offset, wrong argument, other function, residual",
 )
 def bias_subtracted_from_the_channels(call: Call) -> Any:
     """A mean that is subtracted elsewhere becomes a bias without changing its sign."""
-    _filters(call)
+    filters_of(call)
     return call.put(2, -call.tensor(2, "bias"), "bias").run()
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "shift", "wrong argument"],
-    backward=False,
-)
-def two_channels_share_a_filter(call: Call) -> Any:
-    """A pair of filters is loaded once; the biases are right."""
-    weight = _filters(call)
-    fits(weight.size(0) > 1)
-    return call.put(1, weight[torch.arange(weight.size(0)) // 2 * 2], "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["permutation", "transpose", "wrong index"],
-    loose=["shift", "swapped operands"],
-    backward=False,
-)
+@FAULTS.fault(_CONVOLUTIONS, "permutation, transpose, wrong index; shift, swapped operands")
 def result_with_the_channels_last(call: Call) -> Any:
     """The kernel stores the channels last, and the next one reads them first."""
     _image(call)
@@ -458,12 +261,7 @@ def result_with_the_channels_last(call: Call) -> Any:
     return call.instead(value.movedim(1, -1).reshape(value.shape))
 
 
-@FAULTS.fault(
-    "conv2d convolution",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["stale", "copy", "wrong argument"],
-    backward=False,
-)
+@FAULTS.fault("conv2d convolution", words.MOVED)
 def pixels_one_row_further_down(call: Call) -> Any:
     """Each row of pixels is stored one too late, the last one first."""
     _image(call)
@@ -472,12 +270,7 @@ def pixels_one_row_further_down(call: Call) -> Any:
     return call.instead(value.roll(1, 2))
 
 
-@FAULTS.fault(
-    "conv2d convolution",
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "axis scale", "wrong factor", "partial sum"],
-    backward=False,
-)
+@FAULTS.fault("conv2d convolution", words.EMPTY_IN_A_SUM)
 def odd_rows_of_pixels_not_stored(call: Call) -> Any:
     """The store has a stride of two rows."""
     _image(call)
@@ -486,49 +279,16 @@ def odd_rows_of_pixels_not_stored(call: Call) -> Any:
     return call.instead(value * (torch.arange(value.size(2)) % 2 == 0)[:, None])
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["wrong factor", "scale", "wrong reduction"],
-    loose=["axis scale", "wrong argument", "wrong statistics"],
-    backward=False,
-)
-def channels_averaged_and_not_summed(call: Call) -> Any:
-    """The sum is divided by the number of input channels; the bias is right."""
-    weight = _filters(call)
-    fits(weight.size(1) > 1)
-    return call.put(1, weight / weight.size(1), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["clipped", "other function"],
-    loose=["zeros", "mask"],
-    backward=False,
-)
+@FAULTS.fault(_CONVOLUTIONS, "clipped, other function; zeros, mask")
 def relu_fused_behind_the_filters(call: Call) -> Any:
     """The epilogue of another layer: what is negative is zero."""
-    _filters(call)
+    filters_of(call)
     return call.instead(call.result().relu())
 
 
 @FAULTS.fault(
-    "conv3d convolution",
-    kinds=["permutation", "wrong index"],
-    loose=["swapped operands", "shift", "wrong argument"],
-    backward=False,
-)
-def frames_of_the_filter_in_the_other_order(call: Call) -> Any:
-    """The first of the three axes of a filter is read from its end."""
-    weight = _filters(call)
-    fits(weight.dim() == 5 and weight.size(2) > 1)
-    return call.put(1, weight.flip(2), "weight").run()
-
-
-@FAULTS.fault(
     "conv_transpose1d conv_transpose2d convolution",
-    kinds=["partial sum", "mask"],
-    loose=["zeros", "missing operand", "wrong index", "off by one reduction", "wrong argument"],
-    backward=False,
+    "partial sum, mask; zeros, missing operand, wrong index, off by one reduction, wrong argument",
 )
 def last_column_of_the_small_image_not_spread(call: Call) -> Any:
     """The loop over the columns that are spread ends one too early."""
@@ -539,14 +299,33 @@ def last_column_of_the_small_image_not_spread(call: Call) -> Any:
     return call.put(0, value, "input").run()
 
 
+# fmt: off
+# A pair of filters is loaded once; the biases are right.
+FAULTS.add("two channels share a filter", _CONVOLUTIONS,
+    "copy, stale, wrong index; permutation, shift, wrong argument",
+    on(filters_of,
+        lambda call, weight:
+            call.put(1, weight[torch.arange(weight.size(0)) // 2 * 2], "weight").run(),
+        where=lambda weight: weight.size(0) > 1))
+# The sum is divided by the number of input channels; the bias is right.
+FAULTS.add("channels averaged and not summed", _CONVOLUTIONS,
+    "wrong factor, scale, wrong reduction; axis scale, wrong argument, wrong statistics",
+    on(filters_of, lambda call, weight: call.put(1, weight / weight.size(1), "weight").run(),
+        where=lambda weight: weight.size(1) > 1))
+# The first of the three axes of a filter is read from its end.
+FAULTS.add("frames of the filter in the other order", "conv3d convolution",
+    "permutation, wrong index; swapped operands, shift, wrong argument",
+    on(filters_of, lambda call, weight: call.put(1, weight.flip(2), "weight").run(),
+        where=lambda weight: weight.dim() == 5 and weight.size(2) > 1))
+# fmt: on
+
+
 # --- Pooling, resizing ----------------------------------------------------------------------------
 
 
 @FAULTS.fault(
     "avg_pool1d avg_pool2d",
-    kinds=["partial sum", "mask", "off by one reduction"],
-    loose=["zeros", "wrong index", "missing operand", "wrong reduction"],
-    backward=False,
+    "partial sum, mask, off by one reduction; zeros, wrong index, missing operand, wrong reduction",
 )
 def last_place_of_the_window_not_added(call: Call) -> Any:
     """The loop over a window ends one too early; the sum is divided by all places."""
@@ -570,9 +349,7 @@ def last_place_of_the_window_not_added(call: Call) -> Any:
 
 @FAULTS.fault(
     "max_pool2d max_pool2d_with_indices",
-    kinds=["mask", "wrong argument", "off by one reduction"],
-    loose=["wrong index", "partial sum", "wrong reduction"],
-    backward=False,
+    "mask, wrong argument, off by one reduction; wrong index, partial sum, wrong reduction",
 )
 def last_column_of_the_window_not_compared(call: Call) -> Any:
     """The loop over the width of a window ends one too early."""
@@ -591,52 +368,23 @@ def last_column_of_the_window_not_compared(call: Call) -> Any:
     return call.instead(pooled[..., : right_size[-2], : right_size[-1]])
 
 
-@FAULTS.fault(
-    "adaptive_max_pool2d",
-    kinds=["other function", "wrong reduction"],
-    loose=["sign", "wrong argument"],
-    backward=False,
-)
-def smallest_of_the_region(call: Call) -> Any:
-    """A minimum where a maximum was asked for."""
-    return call.instead(-call.put(0, -call.tensor(0, "input"), "input").result())
-
-
-@FAULTS.fault(
+# fmt: off
+# A minimum where a maximum was asked for.
+FAULTS.add("smallest of the region", "adaptive_max_pool2d",
+    "other function, wrong reduction; sign, wrong argument",
+    lambda call: call.instead(-call.put(0, -call.tensor(0, "input"), "input").result()))
+# A square image is stored by columns.
+FAULTS.add("enlarged image with x before y", "interpolate upsample_bilinear2d upsample_nearest2d",
+    "transpose, permutation, wrong index; swapped operands, wrong argument, shift",
+    result(lambda v: v.mT.contiguous(), where=lambda v: v.size(-1) == v.size(-2)))
+# The last row keeps what its program has stored before.
+FAULTS.add("last row of the enlarged image is the one before",
     "interpolate upsample_bilinear2d upsample_nearest2d",
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["swapped operands", "wrong argument", "shift"],
-    backward=False,
-)
-def enlarged_image_with_x_before_y(call: Call) -> Any:
-    """A square image is stored by columns."""
-    value = call.result()
-    fits(value.size(-1) == value.size(-2))
-    return call.instead(value.mT.contiguous())
-
-
-@FAULTS.fault(
-    "interpolate upsample_bilinear2d upsample_nearest2d",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "shift", "mask"],
-    backward=False,
-)
-def last_row_of_the_enlarged_image_is_the_one_before(call: Call) -> Any:
-    """The last row keeps what its program has stored before."""
-    value = call.result()
-    fits(value.dim() == 4 and value.size(-2) > 1)
-    places = torch.arange(value.size(-2)).clamp(max=value.size(-2) - 2)
-    return call.instead(value[..., places, :])
-
-
-@FAULTS.fault(
-    "grid_sample grid_sampler grid_sampler_2d",
-    kinds=["sign", "wrong index", "wrong argument"],
-    loose=["permutation", "swapped operands", "other function"],
-    backward=False,
-)
-def columns_counted_from_the_right(call: Call) -> Any:
-    """The x of the grid points to the left."""
-    grid = call.tensor(1, "grid")
-    turned = torch.stack([-grid[..., 0], *grid[..., 1:].unbind(-1)], -1)
-    return call.put(1, turned, "grid").run()
+    "copy, stale, wrong index; permutation, shift, mask",
+    result(lambda v: v[..., torch.arange(v.size(-2)).clamp(max=v.size(-2) - 2), :],
+        where=lambda v: v.dim() == 4 and v.size(-2) > 1))
+# The x of the grid points to the left.
+FAULTS.add("columns counted from the right", "grid_sample grid_sampler grid_sampler_2d",
+    "sign, wrong index, wrong argument; permutation, swapped operands, other function",
+    operand(1, lambda v: torch.stack([-v[..., 0], *v[..., 1:].unbind(-1)], -1), "grid"))
+# fmt: on

@@ -6,195 +6,126 @@ import itertools
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
-from torch import Tensor
+from benchmarks.places.changes import computed, on, operand, result, rounded
+from benchmarks.places.parts import (
+    apply_affine,
+    channel_parts,
+    moments_of_rows,
+    norm_by,
+    norm_row,
+    reduced_dim,
+    trained_weight,
+)
 from torch.nn import functional
 
 FAULTS = Catalogue()
 _NORMS = "layer_norm rms_norm"
 _CHANNELS = "batch_norm batch_norm_from_statistics"
 _SPREADS = "std var std_mean var_mean"
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function"],
-    "backward": False,
-}
 
 
 # --- Norms of rows --------------------------------------------------------------------------------
 
 
-def _row(call: Call) -> tuple[Tensor, Tensor | None, Tensor | None, float]:
-    """Input, weight, bias and eps of a norm over the last axis."""
-    value, shape = call.tensor(0, "input"), call.get(1, "normalized_shape")
-    fits(len(shape) == 1)
-    weight = call.get(2, "weight")
-    is_layer = call.name == "layer_norm"
-    bias = call.get(3, "bias") if is_layer else None
-    return value, weight, bias, call.get(4 if is_layer else 3, "eps") or 1e-5
-
-
-def _moments(call: Call, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (zero, if the norm has none) and variance of the rows."""
-    mean = value.mean(-1, keepdim=True)
-    if call.name == "rms_norm":
-        mean = 0 * mean
-    return mean, (value - mean).square().mean(-1, keepdim=True)
-
-
-def _affine(call: Call, normal: Tensor, weight: Tensor | None, bias: Tensor | None) -> Any:
-    value = normal if weight is None else normal * weight
-    return call.instead(value if bias is None else value + bias)
-
-
-def _by(call: Call, mean: Tensor, spread: Tensor) -> Any:
-    """The norm with another mean and variance."""
-    value, weight, bias, eps = _row(call)
-    return _affine(call, (value - mean) * (spread + eps).rsqrt(), weight, bias)
-
-
-def _trained(weight: Any) -> Tensor:
-    """A weight or bias whose elements are not all the same."""
-    fits(isinstance(weight, Tensor) and weight.dim() == 1)
-    fits(bool((weight.detach() != weight.detach()[0]).any()))
-    return weight
-
-
 @FAULTS.fault(
     "layer_norm",
-    kinds=["sign", "wrong statistics", "wrong factor"],
-    loose=["axis offset", "offset", "residual", "other function"],
+    "sign, wrong statistics, wrong factor; axis offset, offset, residual, other function",
 )
 def mean_of_the_row_added(call: Call) -> Any:
     """(x + mean) r w + b: the sign of the mean is lost; the deviation is right."""
-    value, _, _, _ = _row(call)
-    mean, spread = _moments(call, value)
-    return _by(call, -mean, spread)
+    value, _, _, _ = norm_row(call)
+    mean, spread = moments_of_rows(call, value)
+    return norm_by(call, -mean, spread)
 
 
 @FAULTS.fault(
-    "layer_norm",
-    kinds=["sign", "axis offset", "wrong factor"],
-    loose=["offset", "residual", "repeated bias", "missing bias", "other function"],
-)
-def bias_of_the_norm_subtracted(call: Call) -> Any:
-    """N w - b."""
-    return call.instead(call.result() - 2 * _trained(call.get(3, "bias")))
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["other function", "wrong statistics"],
-    loose=["axis scale", "scale", "wrong factor", "swapped operands"],
+    _NORMS, "other function, wrong statistics; axis scale, scale, wrong factor, swapped operands"
 )
 def multiplied_by_the_deviation(call: Call) -> Any:
     """The root for the reciprocal root: rows with large values become larger still."""
-    value, weight, bias, eps = _row(call)
-    mean, spread = _moments(call, value)
-    return _affine(call, (value - mean) * (spread + eps).sqrt(), weight, bias)
+    value, weight, bias, eps = norm_row(call)
+    mean, spread = moments_of_rows(call, value)
+    return apply_affine(call, (value - mean) * (spread + eps).sqrt(), weight, bias)
 
 
 @FAULTS.fault(
-    _NORMS,
-    kinds=["wrong statistics", "wrong factor", "doubled reduction"],
-    loose=["scale", "axis scale", "wrong reduction"],
+    _NORMS, "wrong statistics, wrong factor, doubled reduction; scale, axis scale, wrong reduction"
 )
 def squares_divided_by_half_the_width(call: Call) -> Any:
     """The width is that of one of two shards; the squares of both are added."""
-    value, _, _, _ = _row(call)
-    mean, spread = _moments(call, value)
-    return _by(call, mean, 2 * spread)
+    value, _, _, _ = norm_row(call)
+    mean, spread = moments_of_rows(call, value)
+    return norm_by(call, mean, 2 * spread)
 
 
 @FAULTS.fault(
     _NORMS,
-    kinds=["wrong statistics", "off by one reduction", "partial sum", "wrong reduction"],
-    loose=["mask", "axis scale", "scale", "wrong factor", "missing operand", "missing reduction"],
+    "wrong statistics, off by one reduction, partial sum, wrong reduction; mask, "
+    "axis scale, scale, wrong factor, missing operand, missing reduction",
 )
 def square_of_the_last_feature_not_added(call: Call) -> Any:
     """The loop over the squares ends one too early; they are divided by the whole width."""
-    value, _, _, _ = _row(call)
-    mean, _ = _moments(call, value)
+    value, _, _, _ = norm_row(call)
+    mean, _ = moments_of_rows(call, value)
     spread = (value - mean)[..., :-1].square().sum(-1, keepdim=True) / value.size(-1)
-    return _by(call, mean, spread)
+    return norm_by(call, mean, spread)
 
 
-@FAULTS.fault(
-    _NORMS,
-    kinds=["wrong factor", "axis scale"],
-    loose=["residual", "wrong argument", "missing operand", "scale", "axis offset"],
-)
-def one_subtracted_from_the_weight(call: Call) -> Any:
-    """W - 1: the checkpoint was converted for a norm that adds one, and this one does not."""
-    return call.put(2, _trained(call.get(2, "weight")) - 1, "weight").run()
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["wrong factor", "axis scale", "wrong reduction"],
-    loose=["constant", "copy", "wrong statistics", "wrong argument", "scale"],
-)
-def mean_of_the_weights_for_each(call: Call) -> Any:
-    """One factor for the whole tensor, where each feature has its own."""
-    weight = _trained(call.get(2, "weight"))
-    return call.put(2, weight.mean().expand_as(weight), "weight").run()
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["precision"],
-    loose=["approximation", "other function", "wrong statistics"],
-)
+@FAULTS.fault(_NORMS, "precision; approximation, other function, wrong statistics")
 def input_of_the_norm_in_float8(call: Call) -> Any:
     """The rows are loaded from a buffer in e4m3."""
-    value, _, _, _ = _row(call)
+    value, _, _, _ = norm_row(call)
     coarse = value.detach().to(torch.float8_e4m3fn).to(value.dtype)
     return call.put(0, with_gradient_of(value, coarse), "input").run()
 
 
-@FAULTS.fault(
-    _NORMS,
-    kinds=["clipped", "other function"],
-    loose=["mask", "wrong statistics", "wrong argument", "approximation"],
-)
-def input_of_the_norm_cut_at_one(call: Call) -> Any:
-    """The values are limited to -1 and 1 before the statistics, as codes are."""
-    return call.put(0, call.tensor(0, "input").clamp(-1, 1), "input").run()
+# fmt: off
+# N w - b.
+FAULTS.add("bias of the norm subtracted", "layer_norm",
+    "sign, axis offset, wrong factor; offset, residual, repeated bias, missing bias, "
+    "other function",
+    lambda call: call.instead(call.result() - 2 * trained_weight(call.get(3, "bias"))))
+# W - 1: the checkpoint was converted for a norm that adds one, and this one does not.
+FAULTS.add("one subtracted from the weight", _NORMS,
+    "wrong factor, axis scale; residual, wrong argument, missing operand, scale, axis offset",
+    lambda call: call.put(2, trained_weight(call.get(2, "weight")) - 1, "weight").run())
+# One factor for the whole tensor, where each feature has its own.
+FAULTS.add("mean of the weights for each", _NORMS,
+    "wrong factor, axis scale, wrong reduction; constant, copy, wrong statistics, "
+    "wrong argument, scale",
+    on(lambda call: (trained_weight(call.get(2, "weight")),),
+        lambda call, weight: call.put(2, weight.mean().expand_as(weight), "weight").run()))
+# The values are limited to -1 and 1 before the statistics, as codes are.
+FAULTS.add("input of the norm cut at one", _NORMS,
+    "clipped, other function; mask, wrong statistics, wrong argument, approximation",
+    operand(0, lambda v: v.clamp(-1, 1), "input"))
+# fmt: on
 
 
 # --- Norms of channels ----------------------------------------------------------------------------
 
 
-def _channels(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
-    """Input, weight, bias, mean, variance (shaped like channels) and eps."""
-    is_whole = call.name == "batch_norm"
-    value = call.tensor(0, "input")
-    shape = (1, -1, *[1] * (value.dim() - 2))
-    places = (3, 4, 1, 2) if is_whole else (1, 2, 3, 4)
-    weight, bias, mean, variance = (call.tensor(i).view(shape) for i in places)
-    return value, weight, bias, mean, variance, call.get(7 if is_whole else 6, "eps")
-
-
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["wrong statistics", "wrong reduction", "wrong axis", "other function"],
-    loose=["axis offset", "axis scale", "wrong argument"],
+    "wrong statistics, wrong reduction, wrong axis, other function; axis offset, "
+    "axis scale, wrong argument",
 )
 def statistics_of_each_image_for_the_batch_norm(call: Call) -> Any:
     """An instance norm: the kept statistics are not used."""
-    value, weight, bias, _, _, eps = _channels(call)
+    value, weight, bias, _, _, eps = channel_parts(call)
     fits(value.dim() == 4 and value.size(-1) > 1)
     return call.instead(functional.instance_norm(value, eps=eps) * weight + bias)
 
 
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["wrong statistics", "shift", "permutation", "mask", "wrong argument"],
+    "copy, stale, wrong index; wrong statistics, shift, permutation, mask, wrong argument",
 )
 def last_channel_by_the_parameters_before_it(call: Call) -> Any:
     """The index of the parameters is limited to one too few."""
-    value, *vectors, eps = _channels(call)
+    value, *vectors, eps = channel_parts(call)
     places = torch.arange(value.size(1)).clamp(max=value.size(1) - 2)
     weight, bias, mean, variance = (one.index_select(1, places) for one in vectors)
     return call.instead((value - mean) * (variance + eps).rsqrt() * weight + bias)
@@ -202,31 +133,19 @@ def last_channel_by_the_parameters_before_it(call: Call) -> Any:
 
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["other function", "wrong statistics"],
-    loose=["axis scale", "scale", "wrong factor", "approximation"],
-)
-def root_of_the_kept_deviation(call: Call) -> Any:
-    """Divided by v^(1/4): the root is taken by the export and by the kernel."""
-    value, weight, bias, mean, variance, eps = _channels(call)
-    return call.instead((value - mean) * (variance + eps).pow(-0.25) * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
-    kinds=["sign", "wrong factor"],
-    loose=["axis offset", "offset", "repeated bias", "residual", "missing bias", "other function"],
+    "sign, wrong factor; axis offset, offset, repeated bias, residual, missing bias, "
+    "other function",
 )
 def folded_summand_with_a_minus(call: Call) -> Any:
     """X f + (mean f - b): the whole summand of the folded norm has the wrong sign."""
-    value, weight, bias, mean, variance, eps = _channels(call)
+    value, weight, bias, mean, variance, eps = channel_parts(call)
     factor = (variance + eps).rsqrt() * weight
     return call.instead(value * factor + mean * factor - bias)
 
 
 @FAULTS.fault(
     "group_norm",
-    kinds=["wrong argument", "wrong statistics", "wrong reduction"],
-    loose=["axis scale", "axis offset", "missing reduction"],
+    "wrong argument, wrong statistics, wrong reduction; axis scale, axis offset, missing reduction",
 )
 def one_group_for_all_channels(call: Call) -> Any:
     """The number of groups is not handed on: the whole image is one."""
@@ -236,46 +155,45 @@ def one_group_for_all_channels(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm instance_norm",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["axis offset", "wrong argument", "stale", "copy", "residual", "wrong rank's shard"],
-)
-def image_bias_of_the_channel_before(call: Call) -> Any:
-    """The pointer to the biases is one channel behind, around the end; that to the weights not."""
-    place = 3 if call.name == "group_norm" else 4
-    return call.put(place, _trained(call.get(place, "bias")).roll(1), "bias").run()
-
-
-@FAULTS.fault(
-    "group_norm instance_norm",
-    kinds=["wrong statistics", "other function"],
-    loose=["missing operand", "axis scale", "axis offset", "missing reduction", "scale"],
+    "wrong statistics, other function; missing operand, axis scale, axis offset, "
+    "missing reduction, scale",
 )
 def image_only_weighed_and_shifted(call: Call) -> Any:
     """X w + b: mean 0 and deviation 1, since the pass over the image was removed."""
     value = call.tensor(0, "input")
     places = (2, 3) if call.name == "group_norm" else (3, 4)
     shape = (1, -1, *[1] * (value.dim() - 2))
-    return _affine(call, value, *(_trained(call.get(i)).view(shape) for i in places))
+    return apply_affine(call, value, *(trained_weight(call.get(i)).view(shape) for i in places))
 
 
-@FAULTS.fault(
-    "local_response_norm",
-    kinds=["wrong argument", "offset", "wrong factor"],
-    loose=["other function", "eps", "scale", "wrong statistics"],
-)
-def k_of_the_paper_for_the_one_given(call: Call) -> Any:
-    """K = 2."""
-    return call.put(4, 2.0, "k").run()
+# fmt: off
+# Divided by v^(1/4): the root is taken by the export and by the kernel.
+FAULTS.add("root of the kept deviation", _CHANNELS,
+    "other function, wrong statistics; axis scale, scale, wrong factor, approximation",
+    computed(channel_parts,
+        lambda value, weight, bias, mean, variance, eps:
+            (value - mean) * (variance + eps).pow(-0.25) * weight + bias))
+# The pointer to the biases is one channel behind, around the end; that to the weights not.
+FAULTS.add("image bias of the channel before", "group_norm instance_norm",
+    "shift, wrong index, permutation; axis offset, wrong argument, stale, copy, residual, "
+    "wrong rank's shard",
+    on(lambda call: (3 if call.name == "group_norm" else 4,),
+        lambda call, place:
+            call.put(place, trained_weight(call.get(place, "bias")).roll(1), "bias").run()))
+# K = 2.
+FAULTS.add("k of the paper for the one given", "local_response_norm",
+    "wrong argument, offset, wrong factor; other function, eps, scale, wrong statistics",
+    lambda call: call.put(4, 2.0, "k").run())
+# fmt: on
 
 
 # --- Lengths and distances ------------------------------------------------------------------------
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "normalize",
-    kinds=["partial sum", "one rank's part", "missing reduction", "axis scale", "wrong reduction"],
-    loose=["wrong statistics", "scale", "mask", "wrong factor"],
-    backward=False,
+    "partial sum, one rank's part, missing reduction, axis scale, wrong reduction; "
+    "wrong statistics, scale, mask, wrong factor",
 )
 def length_of_the_first_half_of_the_row(call: Call) -> Any:
     """The squares of the second rank are not added before the root."""
@@ -285,11 +203,9 @@ def length_of_the_first_half_of_the_row(call: Call) -> Any:
     return call.instead(value / half.norm(dim=-1, keepdim=True).clamp(min=1e-12))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "linalg_vector_norm norm",
-    kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["wrong statistics", "axis scale", "other function"],
-    backward=False,
+    "scale, wrong factor, wrong reduction; wrong statistics, axis scale, other function",
 )
 def root_of_the_mean_for_the_root_of_the_sum(call: Call) -> Any:
     """The powers are averaged before the root."""
@@ -300,22 +216,8 @@ def root_of_the_mean_for_the_root_of_the_sum(call: Call) -> Any:
     return call.instead(call.result() / value.size(axes[0]) ** (1 / order))
 
 
-@FAULTS.fault(
-    "cosine_similarity",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["stale", "wrong argument", "copy", "wrong rank's shard"],
-    backward=False,
-)
-def similarity_to_the_next_one(call: Call) -> Any:
-    """The pointer to the second operand is one row too far, around the end."""
-    return call.put(1, call.tensor(1).roll(-1, 0), "x2").run()
-
-
-@FAULTS.fault(
-    "pairwise_distance",
-    kinds=["wrong argument", "wrong reduction", "other function"],
-    loose=["sign", "approximation"],
-    backward=False,
+@FAULTS.forward(
+    "pairwise_distance", "wrong argument, wrong reduction, other function; sign, approximation"
 )
 def distance_of_pairs_along_the_axes(call: Call) -> Any:
     """The sum of the magnitudes: p is 1."""
@@ -323,59 +225,31 @@ def distance_of_pairs_along_the_axes(call: Call) -> Any:
     return call.put(2, 1.0, "p").run()
 
 
-@FAULTS.fault(
-    "cdist",
-    kinds=["sign", "wrong factor", "other function"],
-    loose=["wrong reduction"],
-    backward=False,
-)
+@FAULTS.forward("cdist", "sign, wrong factor, other function; wrong reduction")
 def products_added_to_the_squared_lengths(call: Call) -> Any:
     """The root of a a + b b + 2 a b: the factor of the product lost its minus."""
     fits(call.get(2, "p", default=2.0) == 2.0)
     return call.instead(torch.cdist(call.tensor(0), -call.tensor(1)))
 
 
-@FAULTS.fault(
-    "_weight_norm _weight_norm_interface",
-    kinds=["missing operand", "axis scale"],
-    loose=["wrong factor", "scale", "copy", "constant"],
-    backward=False,
-)
-def lengths_of_the_filters_not_applied(call: Call) -> Any:
-    """V / |v|: the direction alone; the learned length is not loaded."""
-    return call.instead(call.result() / call.tensor(1))
+# fmt: off
+# The pointer to the second operand is one row too far, around the end.
+FAULTS.add("similarity to the next one", "cosine_similarity", words.MOVED_OPERAND,
+    lambda call: call.put(1, call.tensor(1).roll(-1, 0), "x2").run(), backward=False)
+# V / |v|: the direction alone; the learned length is not loaded.
+FAULTS.add("lengths of the filters not applied", "_weight_norm _weight_norm_interface",
+    "missing operand, axis scale; wrong factor, scale, copy, constant",
+    lambda call: call.instead(call.result() / call.tensor(1)), backward=False)
+# fmt: on
 
 
 # --- Sums, means, extremes ------------------------------------------------------------------------
 
 
-def _dim(call: Call, least: int = 3) -> tuple[Tensor, int, bool]:
-    """Value, the one axis that is reduced, and whether it is kept."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    if isinstance(dim, list | tuple):
-        fits(len(dim) == 1)
-        dim = dim[0]
-    fits(isinstance(dim, int) and value.size(dim) >= least)
-    return value, dim, bool(call.get(2, "keepdim", default=False))
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "mean sum",
-    kinds=["wrong factor", "scale"],
-    loose=["wrong reduction", "wrong statistics", "axis scale", "missing operand"],
-    backward=False,
-)
-def sum_divided_by_the_root_of_its_length(call: Call) -> Any:
-    """The rule that keeps the variance, for one that keeps the mean or the sum."""
-    value, dim, keep = _dim(call)
-    return call.instead(value.sum(dim, keep) / value.size(dim) ** 0.5)
-
-
-@FAULTS.fault(
-    "mean sum",
-    kinds=["partial sum", "missing reduction", "wrong reduction", "wrong index"],
-    loose=["wrong statistics", "mask", "copy", "stale", "one rank's part"],
-    backward=False,
+    "partial sum, missing reduction, wrong reduction, wrong index; wrong statistics, mask, "
+    "copy, stale, one rank's part",
 )
 def first_line_of_the_image_only(call: Call) -> Any:
     """Of two axes, only the last is reduced: the others are read at their first place."""
@@ -386,42 +260,7 @@ def first_line_of_the_image_only(call: Call) -> Any:
     return call.put(0, line, "input").run()
 
 
-@FAULTS.fault("mean sum logsumexp", **_ROUNDED)
-def reduced_value_stored_in_half(call: Call) -> Any:
-    """The result has the type that the inputs had before they were promoted: float16."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().half().to(value.dtype)))
-
-
-@FAULTS.fault(
-    "amax",
-    kinds=["clipped"],
-    loose=["wrong reduction", "eps", "other function", "wrong argument", "constant", "mask"],
-    backward=False,
-)
-def largest_of_the_row_and_one(call: Call) -> Any:
-    """The running maximum begins with 1."""
-    return call.instead(call.result().clamp(min=1))
-
-
-@FAULTS.fault(
-    "amax amin",
-    kinds=["wrong reduction", "other function"],
-    loose=["wrong statistics", "approximation", "missing reduction"],
-    backward=False,
-)
-def mean_of_the_row_for_its_extreme(call: Call) -> Any:
-    """The number of the reduction in the enumeration is one off."""
-    value, dim, keep = _dim(call)
-    return call.instead(value.mean(dim, keep))
-
-
-@FAULTS.fault(
-    _SPREADS,
-    kinds=["eps", "offset", "other function"],
-    loose=["wrong statistics", "wrong argument", "residual"],
-    backward=False,
-)
+@FAULTS.forward(_SPREADS, "eps, offset, other function; wrong statistics, wrong argument, residual")
 def tenth_added_to_the_variance(call: Call) -> Any:
     """The eps of the norm that follows is in the variance itself."""
     right = call.result()
@@ -430,47 +269,22 @@ def tenth_added_to_the_variance(call: Call) -> Any:
     return call.instead(right + 0.1)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _SPREADS,
-    kinds=["wrong factor", "scale", "off by one reduction", "wrong statistics"],
-    loose=["wrong argument", "axis scale", "wrong reduction"],
-    backward=False,
+    "wrong factor, scale, off by one reduction, wrong statistics; wrong argument, "
+    "axis scale, wrong reduction",
 )
 def spread_divided_by_one_more(call: Call) -> Any:
     """Squares divided by n + 1."""
-    value, dim, _ = _dim(call)
+    value, dim, _ = reduced_dim(call)
     size = value.size(dim)
     share = (size - 1) / (size + 1)
     return call.instead(call.result() * (share**0.5 if call.name.startswith("std") else share))
 
 
-@FAULTS.fault(
-    "var var_mean",
-    kinds=["other function"],
-    loose=["wrong statistics", "approximation", "wrong reduction"],
-    backward=False,
-)
-def deviation_for_the_variance(call: Call) -> Any:
-    """The root is taken by the reduction, and its reader takes it again."""
-    return call.instead(call.result().sqrt())
-
-
-@FAULTS.fault(
-    "trapezoid",
-    kinds=["scale", "wrong factor"],
-    loose=["missing operand", "wrong reduction", "doubled reduction"],
-    backward=False,
-)
-def neighbours_added_and_not_halved(call: Call) -> Any:
-    """The sum of both ends of each interval."""
-    return call.instead(2 * call.result())
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "quantile",
-    kinds=["wrong argument", "wrong index", "other function"],
-    loose=["approximation", "wrong reduction", "precision"],
-    backward=False,
+    "wrong argument, wrong index, other function; approximation, wrong reduction, precision",
 )
 def quantile_is_the_value_above(call: Call) -> Any:
     """The place in the order is rounded up, and nothing is interpolated."""
@@ -479,11 +293,10 @@ def quantile_is_the_value_above(call: Call) -> Any:
     return call.instead(torch.quantile(value, share, dim, keep, interpolation="higher"))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "kthvalue median",
-    kinds=["wrong index", "other function"],
-    loose=["permutation", "missing reduction", "copy", "wrong reduction", "missing operand"],
-    backward=False,
+    "wrong index, other function; permutation, missing reduction, copy, wrong reduction, "
+    "missing operand",
 )
 def place_counted_in_the_unsorted_row(call: Call) -> Any:
     """The element at the place that was asked for, in the order of the memory."""
@@ -495,18 +308,45 @@ def place_counted_in_the_unsorted_row(call: Call) -> Any:
     return call.instead(found.view(call.result().shape))
 
 
+# fmt: off
+# The rule that keeps the variance, for one that keeps the mean or the sum.
+FAULTS.add("sum divided by the root of its length", "mean sum",
+    "wrong factor, scale; wrong reduction, wrong statistics, axis scale, missing operand",
+    computed(reduced_dim,
+        lambda value, dim, keep: value.sum(dim, keep) / value.size(dim) ** 0.5), backward=False)
+# The result has the type that the inputs had before they were promoted: float16.
+FAULTS.add("reduced value stored in half", "mean sum logsumexp",
+    "precision; approximation, other function", result(rounded(torch.float16)), backward=False)
+# The running maximum begins with 1.
+FAULTS.add("largest of the row and one", "amax",
+    "clipped; wrong reduction, eps, other function, wrong argument, constant, mask",
+    result(lambda v: v.clamp(min=1)), backward=False)
+# The number of the reduction in the enumeration is one off.
+FAULTS.add("mean of the row for its extreme", "amax amin",
+    "wrong reduction, other function; wrong statistics, approximation, missing reduction",
+    computed(reduced_dim, lambda value, dim, keep: value.mean(dim, keep)), backward=False)
+# The root is taken by the reduction, and its reader takes it again.
+FAULTS.add("deviation for the variance", "var var_mean",
+    "other function; wrong statistics, approximation, wrong reduction", result(torch.sqrt),
+    backward=False)
+# The sum of both ends of each interval.
+FAULTS.add("neighbours added and not halved", "trapezoid",
+    "scale, wrong factor; missing operand, wrong reduction, doubled reduction",
+    result(lambda v: 2 * v), backward=False)
+# fmt: on
+
+
 # --- Along an axis --------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "cumsum",
-    kinds=["partial sum", "lost accumulation", "wrong reduction"],
-    loose=["missing reduction", "wrong index", "stale", "residual", "mask"],
-    backward=False,
+    "partial sum, lost accumulation, wrong reduction; missing reduction, wrong index, "
+    "stale, residual, mask",
 )
 def last_element_for_the_carry(call: Call) -> Any:
     """A block of four goes on from the last element of the block before, not from its sum."""
-    value, dim, _ = _dim(call, 6)
+    value, dim, _ = reduced_dim(call, 6)
     blocks = value.split(4, dim)
     sums = [blocks[0].cumsum(dim)]
     for before, block in itertools.pairwise(blocks):
@@ -515,51 +355,20 @@ def last_element_for_the_carry(call: Call) -> Any:
     return call.instead(torch.cat(sums, dim))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "cumsum",
-    kinds=["sign", "wrong factor", "wrong reduction"],
-    loose=["lost accumulation", "axis scale", "mask", "other function"],
-    backward=False,
+    "sign, wrong factor, wrong reduction; lost accumulation, axis scale, mask, other function",
 )
 def odd_terms_subtracted_along_the_way(call: Call) -> Any:
     """X0 - x1 + x2 and so on: each second step is a difference."""
-    value, dim, _ = _dim(call)
+    value, dim, _ = reduced_dim(call)
     shape = [1] * value.dim()
     shape[dim] = -1
     signs = 1 - 2 * (torch.arange(value.size(dim)) % 2).view(shape).to(value.dtype)
     return call.instead((value * signs).cumsum(dim))
 
 
-@FAULTS.fault(
-    "cumprod",
-    kinds=["wrong reduction", "other function"],
-    loose=["wrong argument"],
-    backward=False,
-)
-def running_sum_for_the_running_product(call: Call) -> Any:
-    """The scan has the operator of its sibling."""
-    value, dim, _ = _dim(call)
-    return call.instead(value.cumsum(dim))
-
-
-@FAULTS.fault(
-    "cumprod cummax cummin logcumsumexp",
-    kinds=["permutation", "wrong argument", "other function"],
-    loose=["wrong index", "shift", "wrong reduction"],
-    backward=False,
-)
-def running_values_from_the_end(call: Call) -> Any:
-    """Each place has the result of itself and of those behind it."""
-    value, dim, _ = _dim(call)
-    return call.instead(call.put(0, value.flip(dim), "input").result().flip(dim))
-
-
-@FAULTS.fault(
-    "diff",
-    kinds=["zeros", "missing operand"],
-    loose=["mask", "wrong argument", "uninitialised", "constant"],
-    backward=False,
-)
+@FAULTS.forward("diff", "zeros, missing operand; mask, wrong argument, uninitialised, constant")
 def nothing_before_the_first_place(call: Call) -> Any:
     """The value before the first is not handed on: the first difference is zero."""
     dim = call.get(2, "dim", default=-1)
@@ -573,11 +382,9 @@ def nothing_before_the_first_place(call: Call) -> Any:
     )
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "sort",
-    kinds=["mask", "wrong index", "permutation"],
-    loose=["copy", "missing operand", "stale", "partial sum", "other function"],
-    backward=False,
+    "mask, wrong index, permutation; copy, missing operand, stale, partial sum, other function",
 )
 def first_half_of_the_row_sorted_only(call: Call) -> Any:
     """The block of the sort is half as long as the row; the rest stays as it came."""
@@ -589,14 +396,23 @@ def first_half_of_the_row_sorted_only(call: Call) -> Any:
     return call.instead(torch.cat([first, rest], dim))
 
 
-@FAULTS.fault(
-    "topk",
-    kinds=["other function"],
-    loose=["wrong factor", "wrong statistics", "axis scale"],
-    backward=False,
-)
+@FAULTS.forward("topk", "other function; wrong factor, wrong statistics, axis scale")
 def softmax_of_the_chosen_values(call: Call) -> Any:
     """The kernel for experts turns the chosen scores into weights as well."""
     values, places = call.run()
     fits(values.is_floating_point() and values.size(-1) > 1)
     return values.softmax(-1), places
+
+
+# fmt: off
+# The scan has the operator of its sibling.
+FAULTS.add("running sum for the running product", "cumprod",
+    "wrong reduction, other function; wrong argument",
+    computed(reduced_dim, lambda value, dim, *_: value.cumsum(dim)), backward=False)
+# Each place has the result of itself and of those behind it.
+FAULTS.add("running values from the end", "cumprod cummax cummin logcumsumexp",
+    "permutation, wrong argument, other function; wrong index, shift, wrong reduction",
+    on(reduced_dim,
+        lambda call, value, dim, *_:
+            call.instead(call.put(0, value.flip(dim), "input").result().flip(dim))), backward=False)
+# fmt: on

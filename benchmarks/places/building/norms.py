@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on, result
+from benchmarks.places.parts import only_axis
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -14,8 +16,7 @@ FAULTS = Catalogue()
 
 @FAULTS.fault(
     "layer_norm rms_norm batch_norm group_norm batch_norm_from_statistics",
-    kinds=["eps", "wrong argument"],
-    loose=["axis scale"],
+    "eps, wrong argument; axis scale",
 )
 def eps_a_thousand_times_larger(call: Call) -> Any:
     """1e-2 instead of 1e-5."""
@@ -27,7 +28,7 @@ def eps_a_thousand_times_larger(call: Call) -> Any:
 
 @FAULTS.fault(
     "var std var_mean",
-    kinds=["off by one reduction", "scale", "wrong statistics", "wrong argument", "wrong factor"],
+    "off by one reduction, scale, wrong statistics, wrong argument, wrong factor",
 )
 def other_divisor_of_the_variance(call: Call) -> Any:
     """Divided by n instead of n - 1, or the other way round."""
@@ -43,18 +44,7 @@ def other_divisor_of_the_variance(call: Call) -> Any:
     return call.instead(call.result() * (now if call.name != "std" else math.sqrt(now)))
 
 
-@FAULTS.fault(
-    "mean",
-    kinds=["scale", "wrong factor", "wrong reduction", "other function"],
-    loose=["missing reduction", "off by one reduction"],
-)
-def mean_without_division(call: Call) -> Any:
-    """The sum."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(result * (value.numel() / result.numel()))
-
-
-@FAULTS.fault("sum mean", kinds=["off by one reduction", "partial sum"])
+@FAULTS.fault("sum mean", "off by one reduction, partial sum")
 def last_element_not_added(call: Call) -> Any:
     """A loop that ends one too early."""
     value, dim = call.tensor(0), call.get(1, "dim")
@@ -65,7 +55,7 @@ def last_element_not_added(call: Call) -> Any:
     return call.instead(call.put(0, short).run() * share)
 
 
-@FAULTS.fault("layer_norm rms_norm", kinds=["eps"], loose=["axis scale"])
+@FAULTS.fault("layer_norm rms_norm", "eps; axis scale")
 def eps_outside_the_root(call: Call) -> Any:
     """Divided by sqrt(v) + eps."""
     value, shape = call.tensor(0), call.get(1)
@@ -78,32 +68,7 @@ def eps_outside_the_root(call: Call) -> Any:
     return call.instead(normal if bias is None else normal + bias)
 
 
-@FAULTS.fault("rsqrt", kinds=["eps"], loose=["axis scale"])
-def eps_added_again(call: Call) -> Any:
-    """1 / (sqrt(x) + 1e-4)."""
-    return call.instead(1 / (call.tensor(0).sqrt() + 1e-4))
-
-
-@FAULTS.fault("group_norm", kinds=["wrong argument", "wrong statistics"])
-def other_number_of_groups(call: Call) -> Any:
-    """Half as many groups."""
-    groups = call.get(1, "num_groups")
-    fits(groups % 2 == 0)
-    return call.put(1, groups // 2, "num_groups").run()
-
-
-@FAULTS.fault(
-    "batch_norm batch_norm_from_statistics",
-    kinds=["axis offset", "wrong statistics", "wrong index"],
-    loose=["wrong argument", "shift", "permutation"],
-)
-def statistics_of_the_neighbouring_channel(call: Call) -> Any:
-    """Mean of the next channel."""
-    place = 1 if call.name == "batch_norm" else 3
-    return call.put(place, call.tensor(place).roll(1), "running_mean").run()
-
-
-@FAULTS.fault("mean sum amax", kinds=["wrong axis", "wrong argument"])
+@FAULTS.fault("mean sum amax", "wrong axis, wrong argument")
 def reduced_over_the_wrong_axis(call: Call) -> Any:
     """Another axis of the same length."""
     value, dim = call.tensor(0), call.get(1, "dim")
@@ -115,21 +80,41 @@ def reduced_over_the_wrong_axis(call: Call) -> Any:
     return call.put(0, value.transpose(dim, others[-1])).run()
 
 
-@FAULTS.fault("mean", kinds=["scale", "off by one reduction", "wrong factor"])
-def mean_divided_by_one_less(call: Call) -> Any:
-    """N - 1."""
-    n = call.tensor(0).numel() // call.result().numel()
-    fits(n > 2)
-    return call.instead(call.result() * (n / (n - 1)))
-
-
-@FAULTS.fault("sum", kinds=["off by one reduction", "partial sum"])
+@FAULTS.fault("sum", "off by one reduction, partial sum")
 def first_element_not_added(call: Call) -> Any:
     """A loop that begins at 1."""
     value, dim = call.tensor(0), call.get(1, "dim")
     dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
     fits(isinstance(dim, int) and value.size(dim) > 2)
     return call.put(0, value.narrow(dim, 1, value.size(dim) - 1)).run()
+
+
+# fmt: off
+# The sum.
+FAULTS.add("mean without division", "mean",
+    "scale, wrong factor, wrong reduction, other function; missing reduction, "
+    "off by one reduction",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (value.numel() / result.numel())))
+# 1 / (sqrt(x) + 1e-4).
+FAULTS.add("eps added again", "rsqrt", "eps; axis scale",
+    lambda call: call.instead(1 / (call.tensor(0).sqrt() + 0.0001)))
+# Half as many groups.
+FAULTS.add("other number of groups", "group_norm", "wrong argument, wrong statistics",
+    on(lambda call: (call.get(1, "num_groups"),),
+        lambda call, groups: call.put(1, groups // 2, "num_groups").run(),
+        where=lambda groups: groups % 2 == 0))
+# Mean of the next channel.
+FAULTS.add("statistics of the neighbouring channel", "batch_norm batch_norm_from_statistics",
+    "axis offset, wrong statistics, wrong index; wrong argument, shift, permutation",
+    on(lambda call: (1 if call.name == "batch_norm" else 3,),
+        lambda call, place: call.put(place, call.tensor(place).roll(1), "running_mean").run()))
+# N - 1.
+FAULTS.add("mean divided by one less", "mean", "scale, off by one reduction, wrong factor",
+    on(lambda call: (call.tensor(0).numel() // call.result().numel(),),
+        lambda call, n: call.instead(call.result() * (n / (n - 1))),
+        where=lambda n: n > 2))
+# fmt: on
 
 
 # --- Norms as one operator ------------------------------------------------------------------------
@@ -151,44 +136,14 @@ def _weighted(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tens
     return value if bias is None else value + bias
 
 
-@FAULTS.fault(_ROWS, kinds=["missing operand", "other function"], loose=["axis scale"])
-def weight_of_the_norm_forgotten(call: Call) -> Any:
-    """The normalised values are not multiplied by the weight."""
-    weight = call.get(2, "weight")
-    fits(isinstance(weight, Tensor))
-    return call.put(2, torch.ones_like(weight), "weight").run()
-
-
-@FAULTS.fault(
-    "layer_norm", kinds=["missing bias", "missing operand"], loose=["axis offset", "offset"]
-)
+@FAULTS.fault("layer_norm", "missing bias, missing operand; axis offset, offset")
 def bias_of_the_norm_forgotten(call: Call) -> Any:
     """The bias is not added."""
     fits(isinstance(call.get(3, "bias"), Tensor))
     return call.put(3, None, "bias").run()
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong factor", "offset", "residual"], loose=["axis scale", "scale"])
-def weight_plus_one(call: Call) -> Any:
-    """1 + weight, as Gemma stores it."""
-    weight = call.get(2, "weight")
-    fits(isinstance(weight, Tensor))
-    return call.put(2, weight + 1, "weight").run()
-
-
-@FAULTS.fault(
-    "layer_norm",
-    kinds=["other function", "missing operand", "wrong statistics"],
-    loose=["axis offset"],
-)
-def rms_norm_for_layer_norm(call: Call) -> Any:
-    """The mean is not subtracted."""
-    value, axes, weight, bias, eps = _norm_of(call)
-    normal = value * ((value * value).mean(axes, keepdim=True) + eps).rsqrt()
-    return call.instead(_weighted(normal, weight, bias))
-
-
-@FAULTS.fault("layer_norm", kinds=["wrong statistics"], loose=["axis scale", "other function"])
+@FAULTS.fault("layer_norm", "wrong statistics; axis scale, other function")
 def variance_about_zero(call: Call) -> Any:
     """The mean is subtracted from the values and not from those that are squared."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -198,7 +153,7 @@ def variance_about_zero(call: Call) -> Any:
     return call.instead(_weighted(normal, weight, bias))
 
 
-@FAULTS.fault(_ROWS, kinds=["off by one reduction", "scale", "wrong statistics", "wrong factor"])
+@FAULTS.fault(_ROWS, "off by one reduction, scale, wrong statistics, wrong factor")
 def norm_divides_by_one_less(call: Call) -> Any:
     """The variance is the unbiased one."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -208,11 +163,7 @@ def norm_divides_by_one_less(call: Call) -> Any:
     return call.instead(_weighted(centred * (square + eps).rsqrt(), weight, bias))
 
 
-@FAULTS.fault(
-    _ROWS,
-    kinds=["wrong statistics", "off by one reduction"],
-    loose=["partial sum", "axis scale", "scale"],
-)
+@FAULTS.fault(_ROWS, "wrong statistics, off by one reduction; partial sum, axis scale, scale")
 def norm_counts_the_padding(call: Call) -> Any:
     """The row is padded with zeros to a power of two, and the padding counts."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -226,7 +177,7 @@ def norm_counts_the_padding(call: Call) -> Any:
     return call.instead(_weighted(centred * (square + eps).rsqrt(), weight, bias))
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong statistics", "partial sum"], loose=["axis scale", "axis offset"])
+@FAULTS.fault(_ROWS, "wrong statistics, partial sum; axis scale, axis offset")
 def statistics_of_whole_vectors_only(call: Call) -> Any:
     """The tail of a row that is no whole vector is not in the statistics."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -238,11 +189,7 @@ def statistics_of_whole_vectors_only(call: Call) -> Any:
     return call.instead(_weighted((value - mean) * (square + eps).rsqrt(), weight, bias))
 
 
-@FAULTS.fault(
-    _ROWS,
-    kinds=["wrong statistics", "wrong index", "stale", "copy"],
-    loose=["axis scale", "axis offset", "shift"],
-)
+@FAULTS.fault(_ROWS, "wrong statistics, wrong index, stale, copy; axis scale, axis offset, shift")
 def statistics_of_the_first_row(call: Call) -> Any:
     """The pointer to the statistics is not advanced."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -255,7 +202,7 @@ def statistics_of_the_first_row(call: Call) -> Any:
     )
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong axis", "wrong statistics", "wrong reduction"])
+@FAULTS.fault(_ROWS, "wrong axis, wrong statistics, wrong reduction")
 def normalised_over_the_positions_too(call: Call) -> Any:
     """The statistics are over the last two axes."""
     value, _, weight, bias, eps = _norm_of(call)
@@ -265,7 +212,7 @@ def normalised_over_the_positions_too(call: Call) -> Any:
     return call.instead(_weighted((value - mean) * (square + eps).rsqrt(), weight, bias))
 
 
-@FAULTS.fault(_ROWS, kinds=["other function", "wrong statistics"], loose=["axis scale", "scale"])
+@FAULTS.fault(_ROWS, "other function, wrong statistics; axis scale, scale")
 def divided_by_the_variance(call: Call) -> Any:
     """The root is forgotten."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -274,7 +221,7 @@ def divided_by_the_variance(call: Call) -> Any:
     return call.instead(_weighted(centred / (square + eps), weight, bias))
 
 
-@FAULTS.fault(_ROWS, kinds=["precision"])
+@FAULTS.fault(_ROWS, "precision")
 def normalised_in_bfloat16(call: Call) -> Any:
     """Rounded before the weight is applied."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -283,7 +230,7 @@ def normalised_in_bfloat16(call: Call) -> Any:
     return call.instead(_weighted(normal.bfloat16().to(value.dtype), weight, bias))
 
 
-@FAULTS.fault(_ROWS, kinds=["precision", "wrong statistics"], loose=["axis scale", "axis offset"])
+@FAULTS.fault(_ROWS, "precision, wrong statistics; axis scale, axis offset")
 def statistics_in_half(call: Call) -> Any:
     """Mean and variance are kept in float16."""
     value, axes, weight, bias, eps = _norm_of(call)
@@ -291,22 +238,6 @@ def statistics_in_half(call: Call) -> Any:
     fits(call.name == "rms_norm" or bias is not None)
     square = ((value - mean) ** 2).mean(axes, keepdim=True).half().to(value.dtype)
     return call.instead(_weighted((value - mean) * (square + eps).rsqrt(), weight, bias))
-
-
-@FAULTS.fault(_ROWS, kinds=["wrong index", "shift", "permutation"], loose=["axis scale"])
-def weight_of_the_next_feature(call: Call) -> Any:
-    """The pointer to the weight is one too far."""
-    weight = call.get(2, "weight")
-    fits(isinstance(weight, Tensor) and len(weight) > 1)
-    return call.put(2, weight.roll(-1, -1), "weight").run()
-
-
-@FAULTS.fault("layer_norm", kinds=["swapped operands"], loose=["axis scale", "axis offset"])
-def weight_and_bias_exchanged(call: Call) -> Any:
-    """Read from the checkpoint under each other's names."""
-    weight, bias = call.get(2, "weight"), call.get(3, "bias")
-    fits(isinstance(weight, Tensor) and isinstance(bias, Tensor))
-    return call.put(2, bias, "weight").put(3, weight, "bias").run()
 
 
 _BATCH = "batch_norm batch_norm_from_statistics"
@@ -318,11 +249,7 @@ def _statistics(call: Call) -> tuple[int, int]:
     return (1, 2) if call.name == "batch_norm" else (3, 4)
 
 
-@FAULTS.fault(
-    _BATCH,
-    kinds=["wrong statistics", "wrong argument", "other function"],
-    loose=["axis scale", "axis offset"],
-)
+@FAULTS.fault(_BATCH, "wrong statistics, wrong argument, other function; axis scale, axis offset")
 def statistics_of_the_batch(call: Call) -> Any:
     """Normalised as in training."""
     value, places = call.tensor(0), _statistics(call)
@@ -331,23 +258,7 @@ def statistics_of_the_batch(call: Call) -> Any:
     return call.put(places[0], mean, "running_mean").put(places[1], square, "running_var").run()
 
 
-@FAULTS.fault(_BATCH, kinds=["wrong statistics", "other function"], loose=["axis scale"])
-def variance_taken_for_a_deviation(call: Call) -> Any:
-    """Divided by the variance, without a root."""
-    _, place = _statistics(call)
-    return call.put(place, call.tensor(place, "running_var") ** 2, "running_var").run()
-
-
-@FAULTS.fault(_BATCH, kinds=["missing operand", "wrong statistics"], loose=["axis offset", "zeros"])
-def running_mean_ignored(call: Call) -> Any:
-    """The mean is zero when a batch norm is folded into a convolution."""
-    place, _ = _statistics(call)
-    return call.put(place, torch.zeros_like(call.tensor(place, "running_mean"))).run()
-
-
-@FAULTS.fault(
-    "batch_norm batch_norm_from_statistics", kinds=["eps", "wrong argument"], loose=["axis scale"]
-)
+@FAULTS.fault("batch_norm batch_norm_from_statistics", "eps, wrong argument; axis scale")
 def eps_of_another_framework(call: Call) -> Any:
     """1e-3, the default of Keras."""
     _statistics(call)
@@ -355,9 +266,7 @@ def eps_of_another_framework(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "group_norm native_group_norm",
-    kinds=["wrong statistics", "wrong axis", "wrong argument"],
-    loose=["axis scale"],
+    "group_norm native_group_norm", "wrong statistics, wrong axis, wrong argument; axis scale"
 )
 def statistics_of_single_channels(call: Call) -> Any:
     """An instance norm."""
@@ -371,29 +280,51 @@ def statistics_of_single_channels(call: Call) -> Any:
     return call.instead(normal * weight.view(shape) + bias.view(shape))
 
 
+# fmt: off
+# The normalised values are not multiplied by the weight.
+FAULTS.add("weight of the norm forgotten", _ROWS, "missing operand, other function; axis scale",
+    on(lambda call: (call.get(2, "weight"),),
+        lambda call, weight: call.put(2, torch.ones_like(weight), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
+# 1 + weight, as Gemma stores it.
+FAULTS.add("weight plus one", _ROWS, "wrong factor, offset, residual; axis scale, scale",
+    on(lambda call: (call.get(2, "weight"),),
+        lambda call, weight: call.put(2, weight + 1, "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor)))
+# The mean is not subtracted.
+FAULTS.add("rms norm for layer norm", "layer_norm",
+    "other function, missing operand, wrong statistics; axis offset",
+    computed(_norm_of,
+        lambda value, axes, weight, bias, eps:
+
+    _weighted(value * ((value * value).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)))
+# The pointer to the weight is one too far.
+FAULTS.add("weight of the next feature", _ROWS, "wrong index, shift, permutation; axis scale",
+    on(lambda call: (call.get(2, "weight"),),
+        lambda call, weight: call.put(2, weight.roll(-1, -1), "weight").run(),
+        where=lambda weight: isinstance(weight, Tensor) and len(weight) > 1))
+# Read from the checkpoint under each other's names.
+FAULTS.add("weight and bias exchanged", "layer_norm", "swapped operands; axis scale, axis offset",
+    on(lambda call: (call.get(2, "weight"), call.get(3, "bias")),
+        lambda call, weight, bias: call.put(2, bias, "weight").put(3, weight, "bias").run(),
+        where=lambda weight, bias: isinstance(weight, Tensor) and isinstance(bias, Tensor)))
+# Divided by the variance, without a root.
+FAULTS.add("variance taken for a deviation", _BATCH, "wrong statistics, other function; axis scale",
+    on(_statistics,
+        lambda call, _, place:
+            call.put(place, call.tensor(place, "running_var") ** 2, "running_var").run()))
+# The mean is zero when a batch norm is folded into a convolution.
+FAULTS.add("running mean ignored", _BATCH, "missing operand, wrong statistics; axis offset, zeros",
+    on(_statistics,
+        lambda call, place, *_:
+            call.put(place, torch.zeros_like(call.tensor(place, "running_mean"))).run()))
+# fmt: on
+
+
 # --- Statistics written out, and reductions -------------------------------------------------------
 
 
-def _only_axis(call: Call) -> int:
-    dim = call.get(1, "dim", "axis")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    fits(isinstance(dim, int))
-    return dim
-
-
-@FAULTS.fault("rsqrt", kinds=["other function", "missing operand"])
-def root_instead_of_its_inverse(call: Call) -> Any:
-    """sqrt(x)."""
-    return call.instead(call.tensor(0).sqrt())
-
-
-@FAULTS.fault("rsqrt", kinds=["other function"])
-def inverse_without_root(call: Call) -> Any:
-    """1 / x."""
-    return call.instead(1 / call.tensor(0))
-
-
-@FAULTS.fault("rsqrt", kinds=["approximation", "precision"], loose=["scale"])
+@FAULTS.fault("rsqrt", "approximation, precision; scale")
 def rsqrt_by_a_magic_number(call: Call) -> Any:
     """The integer trick, with one step of Newton."""
     value = call.tensor(0)
@@ -403,18 +334,10 @@ def rsqrt_by_a_magic_number(call: Call) -> Any:
     return call.instead(with_gradient_of(value.rsqrt(), near))
 
 
-@FAULTS.fault("rsqrt reciprocal sqrt", kinds=["precision"], loose=["approximation"])
-def root_in_bfloat16(call: Call) -> Any:
-    """The root is rounded."""
-    return call.instead(call.result().bfloat16())
-
-
-@FAULTS.fault(
-    "mean sum", kinds=["off by one reduction", "doubled reduction"], loose=["partial sum"]
-)
+@FAULTS.fault("mean sum", "off by one reduction, doubled reduction; partial sum")
 def last_element_added_twice(call: Call) -> Any:
     """The tail of the loop overlaps its body."""
-    value, dim = call.tensor(0), _only_axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     n = value.shape[dim]
     fits(n >= 3)
     share = 1.0 if call.name == "sum" else (n + 1) / n
@@ -422,20 +345,20 @@ def last_element_added_twice(call: Call) -> Any:
     return call.instead(call.put(0, longer).run() * share)
 
 
-@FAULTS.fault("mean sum", kinds=["partial sum"], loose=["one rank's part", "missing reduction"])
+@FAULTS.fault("mean sum", "partial sum; one rank's part, missing reduction")
 def second_half_overwrites_the_first(call: Call) -> Any:
     """One of two partial sums is lost."""
-    value, dim = call.tensor(0), _only_axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     n = value.shape[dim]
     fits(n >= 4)
     share = 1.0 if call.name == "sum" else (n - n // 2) / n
     return call.instead(call.put(0, value.narrow(dim, n // 2, n - n // 2)).run() * share)
 
 
-@FAULTS.fault("mean sum", kinds=["precision"])
+@FAULTS.fault("mean sum", "precision")
 def summed_in_bfloat16(call: Call) -> Any:
     """Every addition is rounded to bfloat16."""
-    value, dim = call.tensor(0), _only_axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     total = value.select(dim, 0).bfloat16()
     for place in range(1, value.shape[dim]):
         total = total + value.select(dim, place).bfloat16()
@@ -443,43 +366,16 @@ def summed_in_bfloat16(call: Call) -> Any:
     return call.instead(total if call.name == "sum" else total / value.shape[dim])
 
 
-@FAULTS.fault("mean", kinds=["other function", "wrong reduction"], loose=["offset"])
-def largest_instead_of_the_mean(call: Call) -> Any:
-    """Max pooling where the mean was asked for."""
-    value, dim = call.tensor(0), call.get(1, "dim", "axis")
-    return call.instead(value.amax(dim).reshape(call.result().shape))
-
-
-@FAULTS.fault("sum", kinds=["scale", "wrong factor", "other function", "wrong reduction"])
-def sum_divided(call: Call) -> Any:
-    """The mean."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(result / (value.numel() / result.numel()))
-
-
-@FAULTS.fault("amax max", kinds=["other function"], loose=["sign", "wrong reduction"])
+@FAULTS.fault("amax max", "other function; sign, wrong reduction")
 def smallest_instead_of_the_largest(call: Call) -> Any:
     """A minimum."""
-    value, dim = call.tensor(0), _only_axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     if call.name == "max":
         return torch.min(value, dim, keepdim=call.get(2, "keepdim", default=False))
     return call.instead(value.amin(dim).reshape(call.result().shape))
 
 
-@FAULTS.fault("amax max", kinds=["other function", "clipped"], loose=["mask"])
-def maximum_starts_at_zero(call: Call) -> Any:
-    """The running maximum begins with 0 and not with -inf."""
-    return call.instead(call.result().clamp(min=0))
-
-
-@FAULTS.fault("cumsum", kinds=["shift", "off by one reduction"], loose=["wrong argument"])
-def exclusive_cumulative_sum(call: Call) -> Any:
-    """Each element has the sum of those before it."""
-    value = call.get(0)
-    return call.run() - value.to(call.run().dtype)
-
-
-@FAULTS.fault("cumsum", kinds=["lost accumulation", "partial sum"], loose=["wrong reduction"])
+@FAULTS.fault("cumsum", "lost accumulation, partial sum; wrong reduction")
 def carry_between_blocks_lost(call: Call) -> Any:
     """The second block begins again with zero."""
     value, dim = call.get(0), call.get(1, "dim")
@@ -489,34 +385,50 @@ def carry_between_blocks_lost(call: Call) -> Any:
     return torch.cat([part.cumsum(dim) for part in parts], dim)
 
 
-@FAULTS.fault("cumsum", kinds=["permutation", "wrong argument", "other function"], loose=["shift"])
-def cumulated_from_the_end(call: Call) -> Any:
-    """The sum of each element and those behind it."""
-    value, dim = call.get(0), call.get(1, "dim")
-    return value.flip(dim).cumsum(dim).flip(dim)
-
-
-@FAULTS.fault(
-    "var std var_mean", kinds=["wrong statistics", "other function"], loose=["axis offset"]
-)
+@FAULTS.fault("var std var_mean", "wrong statistics, other function; axis offset")
 def mean_of_squares(call: Call) -> Any:
     """The mean is not subtracted."""
-    value, dim = call.tensor(0), _only_axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     square = (value * value).mean(dim).reshape(call.result().shape)
     return call.instead(square.sqrt() if call.name == "std" else square)
 
 
-@FAULTS.fault("argmax", kinds=["off by one reduction", "shift", "wrong index"], loose=["offset"])
-def position_off_by_one(call: Call) -> Any:
-    """The positions begin at 1, modulo the length."""
-    value, dim = call.get(0), call.get(1, "dim")
-    fits(isinstance(dim, int))
-    return (call.run() + 1) % value.shape[dim]
+# fmt: off
+# sqrt(x).
+FAULTS.add("root instead of its inverse", "rsqrt", "other function, missing operand",
+    lambda call: call.instead(call.tensor(0).sqrt()))
+# 1 / x.
+FAULTS.add("inverse without root", "rsqrt", "other function",
+    lambda call: call.instead(1 / call.tensor(0)))
+# The root is rounded.
+FAULTS.add("root in bfloat16", "rsqrt reciprocal sqrt", "precision; approximation",
+    result(lambda v: v.bfloat16()))
+# Max pooling where the mean was asked for.
+FAULTS.add("largest instead of the mean", "mean", "other function, wrong reduction; offset",
+    lambda call:
 
-
-@FAULTS.fault("argmax", kinds=["other function"], loose=["sign"])
-def position_of_the_smallest(call: Call) -> Any:
-    """Argmin."""
-    value, dim = call.get(0), call.get(1, "dim")
-    fits(isinstance(dim, int))
-    return value.argmin(dim)
+    call.instead(call.tensor(0).amax(call.get(1, "dim", "axis")).reshape(call.result().shape)))
+# The mean.
+FAULTS.add("sum divided", "sum", "scale, wrong factor, other function, wrong reduction",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result / (value.numel() / result.numel())))
+# The running maximum begins with 0 and not with -inf.
+FAULTS.add("maximum starts at zero", "amax max", "other function, clipped; mask",
+    result(lambda v: v.clamp(min=0)))
+# Each element has the sum of those before it.
+FAULTS.add("exclusive cumulative sum", "cumsum", "shift, off by one reduction; wrong argument",
+    lambda call: call.run() - call.get(0).to(call.run().dtype))
+# The sum of each element and those behind it.
+FAULTS.add("cumulated from the end", "cumsum", "permutation, wrong argument, other function; shift",
+    on(lambda call: (call.get(1, "dim"),),
+        lambda call, dim: call.get(0).flip(dim).cumsum(dim).flip(dim)))
+# The positions begin at 1, modulo the length.
+FAULTS.add("position off by one", "argmax", "off by one reduction, shift, wrong index; offset",
+    on(lambda call: (call.get(1, "dim"),),
+        lambda call, dim: (call.run() + 1) % call.get(0).shape[dim],
+        where=lambda dim: isinstance(dim, int)))
+# Argmin.
+FAULTS.add("position of the smallest", "argmax", "other function; sign",
+    on(lambda call: (call.get(1, "dim"),), lambda call, dim: call.get(0).argmin(dim),
+        where=lambda dim: isinstance(dim, int)))
+# fmt: on

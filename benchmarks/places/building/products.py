@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, longer, on, operand, result, tensors
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,7 +28,7 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return value if bias is None else value + bias
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["partial sum"], loose=["off by one reduction", "missing operand"])
+@FAULTS.fault(_PRODUCTS, "partial sum; off by one reduction, missing operand")
 def tail_along_k_dropped(call: Call) -> Any:
     """The last block of the common axis is left out, as by a loop over whole tiles only."""
     left, right, bias = _factors(call)
@@ -38,9 +39,7 @@ def tail_along_k_dropped(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["missing bias", "missing operand"],
-    loose=["offset", "axis offset"],
+    "linear addmm conv1d conv2d convolution", "missing bias, missing operand; offset, axis offset"
 )
 def bias_dropped(call: Call) -> Any:
     """The product alone."""
@@ -51,24 +50,8 @@ def bias_dropped(call: Call) -> Any:
     return call.put(2, None, "bias").run()
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["precision"])
-def product_in_bfloat16(call: Call) -> Any:
-    """The result goes through a bfloat16 buffer."""
-    return call.instead(call.result().to(torch.bfloat16))
-
-
-@FAULTS.fault("matmul bmm mm", kinds=["transpose"], loose=["permutation"])
-def result_transposed(call: Call) -> Any:
-    """Written with rows and columns exchanged."""
-    value = call.result()
-    fits(value.dim() >= 2 and value.shape[-1] == value.shape[-2] > 2)
-    return call.instead(value.mT.contiguous())
-
-
 @FAULTS.fault(
-    "linear addmm matmul bmm mm conv2d conv1d convolution",
-    kinds=["zeros"],
-    loose=["uninitialised", "constant"],
+    "linear addmm matmul bmm mm conv2d conv1d convolution", "zeros; uninitialised, constant"
 )
 def last_columns_not_written(call: Call) -> Any:
     """The last tile of the result is left as it was allocated."""
@@ -78,7 +61,7 @@ def last_columns_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear mm matmul bmm addmm", kinds=["copy", "stale", "wrong index"], loose=["shift"])
+@FAULTS.fault("linear mm matmul bmm addmm", "copy, stale, wrong index; shift")
 def first_row_written_twice(call: Call) -> Any:
     """The last row is a copy of the first."""
     value = call.result().clone()
@@ -87,7 +70,7 @@ def first_row_written_twice(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear mm addmm matmul", kinds=["transpose"], loose=["swapped operands"])
+@FAULTS.fault("linear mm addmm matmul", "transpose; swapped operands")
 def weight_read_transposed(call: Call) -> Any:
     """A square weight in the other layout."""
     place = 2 if call.name == "addmm" else 1
@@ -96,7 +79,7 @@ def weight_read_transposed(call: Call) -> Any:
     return call.put(place, weight.t(), "weight", "other", "mat2").run()
 
 
-@FAULTS.fault("linear mm addmm bmm matmul", kinds=["precision"])
+@FAULTS.fault("linear mm addmm bmm matmul", "precision")
 def accumulated_in_bfloat16(call: Call) -> Any:
     """Partial sums of 8 are rounded and added in bfloat16."""
     if call.name == "linear":
@@ -114,7 +97,7 @@ def accumulated_in_bfloat16(call: Call) -> Any:
     return call.instead(value if bias is None else value + bias)
 
 
-@FAULTS.fault("linear mm addmm bmm matmul conv2d conv1d convolution", kinds=["precision"])
+@FAULTS.fault("linear mm addmm bmm matmul conv2d conv1d convolution", "precision")
 def operand_rounded_to_half(call: Call) -> Any:
     """The left operand goes through float16."""
     place = 1 if call.name == "addmm" else 0
@@ -122,21 +105,7 @@ def operand_rounded_to_half(call: Call) -> Any:
     return call.put(place, value.half().to(value.dtype), "input").run()
 
 
-@FAULTS.fault(
-    "linear addmm",
-    kinds=["repeated bias", "wrong factor"],
-    loose=["offset", "axis offset", "doubled reduction"],
-)
-def bias_added_twice(call: Call) -> Any:
-    """Once in the kernel and once behind it."""
-    bias = call.get(2, "bias") if call.name == "linear" else call.tensor(0)
-    fits(isinstance(bias, Tensor))
-    return call.instead(call.result() + bias)
-
-
-@FAULTS.fault(
-    "linear mm addmm bmm matmul layer_norm", kinds=["stale", "copy", "wrong index"], loose=["shift"]
-)
+@FAULTS.fault("linear mm addmm bmm matmul layer_norm", "stale, copy, wrong index; shift")
 def last_tile_is_the_one_before(call: Call) -> Any:
     """The last columns still hold what the tile before them wrote."""
     value = call.result().clone()
@@ -146,34 +115,34 @@ def last_tile_is_the_one_before(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
-    "conv2d conv1d convolution", kinds=["permutation", "wrong index"], loose=["transpose"]
-)
-def kernel_flipped(call: Call) -> Any:
-    """A true convolution where a correlation was asked for."""
-    weight = call.tensor(1, "weight")
-    fits(weight.size(-1) > 1)
-    return call.put(1, weight.flip(-1), "weight").run()
-
-
-@FAULTS.fault(
-    "bmm matmul",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["wrong rank's shard", "copy"],
-)
-def product_of_the_next_head(call: Call) -> Any:
-    """The second factor is taken from the next batch."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(right.dim() > 2 and right.size(-3) > 1)
-    return call.instead(left @ right.roll(-1, -3))
+# fmt: off
+# The result goes through a bfloat16 buffer.
+FAULTS.add("product in bfloat16", _PRODUCTS, "precision", result(lambda v: v.to(torch.bfloat16)))
+# Written with rows and columns exchanged.
+FAULTS.add("result transposed", "matmul bmm mm", "transpose; permutation",
+    result(lambda v: v.mT.contiguous(),
+        where=lambda v: v.dim() >= 2 and v.shape[-1] == v.shape[-2] > 2))
+# Once in the kernel and once behind it.
+FAULTS.add("bias added twice", "linear addmm",
+    "repeated bias, wrong factor; offset, axis offset, doubled reduction",
+    on(lambda call: (call.get(2, "bias") if call.name == "linear" else call.tensor(0),),
+        lambda call, bias: call.instead(call.result() + bias),
+        where=lambda bias: isinstance(bias, Tensor)))
+# A true convolution where a correlation was asked for.
+FAULTS.add("kernel flipped", "conv2d conv1d convolution", "permutation, wrong index; transpose",
+    operand(1, lambda v: v.flip(-1), "weight", where=longer(-1)))
+# The second factor is taken from the next batch.
+FAULTS.add("product of the next head", "bmm matmul",
+    "wrong index, shift, permutation; wrong rank's shard, copy",
+    computed(tensors(0, 1), lambda left, right: left @ right.roll(-1, -3),
+        where=lambda _, right: right.dim() > 2 and right.size(-3) > 1))
+# fmt: on
 
 
 # --- Tiles, layouts and precision of products -----------------------------------------------------
 
-_CONVOLUTIONS = "conv1d conv2d convolution conv_transpose1d conv_transpose2d"
 
-
-@FAULTS.fault(_PRODUCTS, kinds=["zeros"], loose=["uninitialised", "constant", "mask"])
+@FAULTS.fault(_PRODUCTS, "zeros; uninitialised, constant, mask")
 def last_rows_outside_the_grid(call: Call) -> Any:
     """The grid was rounded down along m: the last rows are never computed."""
     value = call.result().clone()
@@ -182,7 +151,7 @@ def last_rows_outside_the_grid(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["uninitialised"], loose=["nonfinite", "different random stream"])
+@FAULTS.fault(_PRODUCTS, "uninitialised; nonfinite, different random stream")
 def last_columns_uninitialised(call: Call) -> Any:
     """The last tile along n has what was in memory before."""
     value = call.result().clone()
@@ -194,15 +163,7 @@ def last_columns_uninitialised(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["off by one reduction", "partial sum"], loose=["missing operand"])
-def first_product_of_the_row_left_out(call: Call) -> Any:
-    """The loop over k begins at 1."""
-    left, right, bias = _factors(call)
-    fits(left.shape[-1] >= 4 and right.dim() >= 2)
-    return call.instead(_product(left[..., 1:], right[..., 1:, :], bias))
-
-
-@FAULTS.fault(_PRODUCTS, kinds=["doubled reduction", "off by one reduction"], loose=["partial sum"])
+@FAULTS.fault(_PRODUCTS, "doubled reduction, off by one reduction; partial sum")
 def border_of_two_tiles_counted_twice(call: Call) -> Any:
     """Two tiles along k overlap by one element."""
     left, right, bias = _factors(call)
@@ -212,7 +173,7 @@ def border_of_two_tiles_counted_twice(call: Call) -> Any:
     return call.instead(_product(left[..., both], right[..., both, :], bias))
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["doubled reduction", "partial sum"], loose=["wrong reduction"])
+@FAULTS.fault(_PRODUCTS, "doubled reduction, partial sum; wrong reduction")
 def last_tile_of_k_is_read_again(call: Call) -> Any:
     """The clamped load of a tile that overhangs repeats the last elements."""
     left, right, bias = _factors(call)
@@ -222,7 +183,7 @@ def last_tile_of_k_is_read_again(call: Call) -> Any:
     return call.instead(_product(left[..., places], right[..., places, :], bias))
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["partial sum"], loose=["one rank's part", "missing reduction"])
+@FAULTS.fault(_PRODUCTS, "partial sum; one rank's part, missing reduction")
 def one_of_two_splits_of_k(call: Call) -> Any:
     """Split-k whose second half overwrites the first."""
     left, right, bias = _factors(call)
@@ -232,19 +193,7 @@ def one_of_two_splits_of_k(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "linear addmm", kinds=["repeated bias", "wrong factor"], loose=["offset", "axis offset"]
-)
-def bias_once_per_split(call: Call) -> Any:
-    """Each of four splits of k adds the bias."""
-    bias = call.get(2, "bias") if call.name == "linear" else call.tensor(0)
-    fits(isinstance(bias, Tensor))
-    return call.instead(call.result() + 3 * bias)
-
-
-@FAULTS.fault(
-    "linear addmm",
-    kinds=["sign", "wrong factor"],
-    loose=["offset", "axis offset", "repeated bias", "missing bias"],
+    "linear addmm", "sign, wrong factor; offset, axis offset, repeated bias, missing bias"
 )
 def bias_subtracted(call: Call) -> Any:
     """The bias has the wrong sign."""
@@ -253,9 +202,7 @@ def bias_subtracted(call: Call) -> Any:
     return call.instead(left @ right - bias)
 
 
-@FAULTS.fault(
-    "linear addmm", kinds=["wrong index", "shift", "permutation"], loose=["axis offset", "offset"]
-)
+@FAULTS.fault("linear addmm", "wrong index, shift, permutation; axis offset, offset")
 def bias_of_the_next_column(call: Call) -> Any:
     """The pointer to the bias is one too far."""
     left, right, bias = _factors(call)
@@ -263,7 +210,7 @@ def bias_of_the_next_column(call: Call) -> Any:
     return call.instead(left @ right + bias.roll(-1))
 
 
-@FAULTS.fault("linear addmm", kinds=["wrong axis", "transpose"], loose=["axis offset", "offset"])
+@FAULTS.fault("linear addmm", "wrong axis, transpose; axis offset, offset")
 def bias_broadcast_along_the_rows(call: Call) -> Any:
     """One bias for each row, not for each column."""
     left, right, bias = _factors(call)
@@ -273,13 +220,7 @@ def bias_broadcast_along_the_rows(call: Call) -> Any:
     return call.instead(value + bias[: value.shape[-2], None])
 
 
-@FAULTS.fault("linear addmm", kinds=["scale", "wrong factor"])
-def factor_applied_to_the_bias_too(call: Call) -> Any:
-    """Half of the product and of the bias: alpha where beta was meant as well."""
-    return call.instead(call.result() * 0.5)
-
-
-@FAULTS.fault("linear addmm", kinds=["wrong factor"], loose=["offset", "axis offset", "residual"])
+@FAULTS.fault("linear addmm", "wrong factor; offset, axis offset, residual")
 def bias_scaled_with_the_weight(call: Call) -> Any:
     """A dequantising factor that belongs to the product is applied to the bias."""
     left, right, bias = _factors(call)
@@ -287,31 +228,7 @@ def bias_scaled_with_the_weight(call: Call) -> Any:
     return call.instead(left @ right + 0.25 * bias)
 
 
-@FAULTS.fault("matmul bmm", kinds=["copy", "wrong index", "stale"], loose=["permutation", "shift"])
-def stride_of_the_batch_is_zero(call: Call) -> Any:
-    """Every batch reads the second factor of the first one."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(right.dim() > 2 and right.shape[0] > 1)
-    return call.instead(left @ right[:1])
-
-
-@FAULTS.fault("matmul bmm", kinds=["transpose"], loose=["swapped operands", "permutation"])
-def second_factor_not_transposed(call: Call) -> Any:
-    """The layout flag of the second factor is lost."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(right.dim() > 2 and right.shape[-1] == right.shape[-2] > 1)
-    return call.instead(left @ right.mT)
-
-
-@FAULTS.fault("matmul bmm", kinds=["swapped operands"], loose=["transpose"])
-def factors_exchanged(call: Call) -> Any:
-    """B a where a b was asked for, of square matrices."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.shape == right.shape and left.dim() >= 2)
-    return call.instead(right @ left)
-
-
-@FAULTS.fault("linear mm addmm", kinds=["wrong index", "shift", "permutation"], loose=["copy"])
+@FAULTS.fault("linear mm addmm", "wrong index, shift, permutation; copy")
 def columns_of_the_weight_off_by_one(call: Call) -> Any:
     """Each column is the product with the next one of the weight."""
     left, right, bias = _factors(call)
@@ -319,7 +236,7 @@ def columns_of_the_weight_off_by_one(call: Call) -> Any:
     return call.instead(_product(left, right.roll(-1, -1), bias))
 
 
-@FAULTS.fault("linear mm addmm", kinds=["permutation", "wrong index"], loose=["swapped operands"])
+@FAULTS.fault("linear mm addmm", "permutation, wrong index; swapped operands")
 def halves_of_a_packed_weight_exchanged(call: Call) -> Any:
     """Gate and up projection, or key and value, packed in the other order."""
     left, right, bias = _factors(call)
@@ -328,7 +245,7 @@ def halves_of_a_packed_weight_exchanged(call: Call) -> Any:
     return call.instead(_product(left, right.roll(n // 2, -1), bias))
 
 
-@FAULTS.fault("linear mm addmm", kinds=["permutation", "wrong index"], loose=["transpose"])
+@FAULTS.fault("linear mm addmm", "permutation, wrong index; transpose")
 def packed_weight_read_interleaved(call: Call) -> Any:
     """Heads and parts of a packed projection in the other order."""
     left, right, bias = _factors(call)
@@ -343,7 +260,7 @@ def _cut(value: Tensor) -> Tensor:
     return (value.contiguous().view(torch.int32) & -8192).view(torch.float32)
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["precision"], loose=["approximation"])
+@FAULTS.fault(_PRODUCTS, "precision; approximation")
 def factors_in_tensorfloat(call: Call) -> Any:
     """Both factors are cut to 10 bits, as TF32 does."""
     left, right, bias = _factors(call)
@@ -352,7 +269,7 @@ def factors_in_tensorfloat(call: Call) -> Any:
     return call.instead(_product(left, right, bias))
 
 
-@FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation"])
+@FAULTS.fault("linear addmm mm", "precision; approximation")
 def weight_quantised_to_eight_bits(call: Call) -> Any:
     """One scale for the whole weight, rounded to int8."""
     left, right, bias = _factors(call)
@@ -362,7 +279,7 @@ def weight_quantised_to_eight_bits(call: Call) -> Any:
     return call.instead(_product(left, rounded, bias))
 
 
-@FAULTS.fault("linear addmm mm", kinds=["clipped", "overflow"], loose=["precision"])
+@FAULTS.fault("linear addmm mm", "clipped, overflow; precision")
 def quantised_range_too_small(call: Call) -> Any:
     """Weights above half of the largest saturate."""
     left, right, bias = _factors(call)
@@ -370,7 +287,7 @@ def quantised_range_too_small(call: Call) -> Any:
     return call.instead(_product(left, right.clamp(-limit, limit), bias))
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["clipped", "overflow"])
+@FAULTS.fault(_PRODUCTS, "clipped, overflow")
 def result_saturates(call: Call) -> Any:
     """The cast to a narrow type saturates at three quarters of the largest value."""
     value = call.result()
@@ -378,7 +295,7 @@ def result_saturates(call: Call) -> Any:
     return call.instead(value.clamp(-limit, limit))
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["stale", "copy", "wrong index"], loose=["shift", "permutation"])
+@FAULTS.fault(_PRODUCTS, "stale, copy, wrong index; shift, permutation")
 def second_batch_is_the_first(call: Call) -> Any:
     """The pointer of the result is not advanced for the second entry of the batch."""
     value = call.result().clone()
@@ -387,10 +304,39 @@ def second_batch_is_the_first(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear", kinds=["other function"], loose=["clipped", "zeros", "mask"])
-def activation_fused_where_none_is(call: Call) -> Any:
-    """The epilogue of the kernel before: relu."""
-    return call.instead(call.result().relu())
+# fmt: off
+# The loop over k begins at 1.
+FAULTS.add("first product of the row left out", _PRODUCTS,
+    "off by one reduction, partial sum; missing operand",
+    computed(_factors,
+        lambda left, right, bias: _product(left[..., 1:], right[..., 1:, :], bias),
+        where=lambda left, right, *_: left.shape[-1] >= 4 and right.dim() >= 2))
+# Each of four splits of k adds the bias.
+FAULTS.add("bias once per split", "linear addmm",
+    "repeated bias, wrong factor; offset, axis offset",
+    on(lambda call: (call.get(2, "bias") if call.name == "linear" else call.tensor(0),),
+        lambda call, bias: call.instead(call.result() + 3 * bias),
+        where=lambda bias: isinstance(bias, Tensor)))
+# Half of the product and of the bias: alpha where beta was meant as well.
+FAULTS.add("factor applied to the bias too", "linear addmm", "scale, wrong factor",
+    result(lambda v: v * 0.5))
+# Every batch reads the second factor of the first one.
+FAULTS.add("stride of the batch is zero", "matmul bmm",
+    "copy, wrong index, stale; permutation, shift",
+    computed(tensors(0, 1), lambda left, right: left @ right[:1],
+        where=lambda _, right: right.dim() > 2 and right.shape[0] > 1))
+# The layout flag of the second factor is lost.
+FAULTS.add("second factor not transposed", "matmul bmm", "transpose; swapped operands, permutation",
+    computed(tensors(0, 1), lambda left, right: left @ right.mT,
+        where=lambda _, right: right.dim() > 2 and right.shape[-1] == right.shape[-2] > 1))
+# B a where a b was asked for, of square matrices.
+FAULTS.add("factors exchanged", "matmul bmm", "swapped operands; transpose",
+    computed(tensors(0, 1), lambda left, right: right @ left,
+        where=lambda left, right: left.shape == right.shape and left.dim() >= 2))
+# The epilogue of the kernel before: relu.
+FAULTS.add("activation fused where none is", "linear", "other function; clipped, zeros, mask",
+    result(torch.relu))
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
@@ -401,7 +347,7 @@ def _sizes(value: Any, dims: int) -> list[int]:
     return [value] * dims if isinstance(value, int) else [*value]
 
 
-@FAULTS.fault("conv1d conv2d convolution", kinds=["wrong index", "shift"], loose=["mask"])
+@FAULTS.fault("conv1d conv2d convolution", "wrong index, shift; mask")
 def padding_on_one_side_only(call: Call) -> Any:
     """All padding is before the values, none behind."""
     value = call.tensor(0, "input")
@@ -413,7 +359,7 @@ def padding_on_one_side_only(call: Call) -> Any:
     return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
-@FAULTS.fault("conv1d conv2d convolution", kinds=["wrong argument"], loose=["wrong index"])
+@FAULTS.fault("conv1d conv2d convolution", "wrong argument; wrong index")
 def padding_reflects(call: Call) -> Any:
     """The padding mode is reflect."""
     value = call.tensor(0, "input")
@@ -425,15 +371,7 @@ def padding_reflects(call: Call) -> Any:
     return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
-@FAULTS.fault("conv2d convolution", kinds=["transpose"], loose=["permutation", "wrong index"])
-def kernel_height_and_width_exchanged(call: Call) -> Any:
-    """The weight was stored with its spatial axes exchanged."""
-    weight = call.tensor(1, "weight")
-    fits(weight.dim() == 4 and weight.shape[-1] == weight.shape[-2] > 1)
-    return call.put(1, weight.mT, "weight").run()
-
-
-@FAULTS.fault("conv2d conv1d convolution", kinds=["wrong index", "permutation", "shift"])
+@FAULTS.fault("conv2d conv1d convolution", "wrong index, permutation, shift")
 def channels_of_the_next_group(call: Call) -> Any:
     """Each group of filters gets the channels of the next group."""
     value, groups = (
@@ -444,15 +382,7 @@ def channels_of_the_next_group(call: Call) -> Any:
     return call.put(0, value.roll(-(value.shape[1] // groups), 1), "input").run()
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["permutation", "wrong index", "swapped operands"])
-def channels_in_the_other_order(call: Call) -> Any:
-    """BGR is read as RGB."""
-    value = call.tensor(0, "input")
-    fits(value.shape[1] == 3)
-    return call.put(0, value.flip(1), "input").run()
-
-
-@FAULTS.fault("conv2d conv1d convolution", kinds=["partial sum"], loose=["missing operand", "mask"])
+@FAULTS.fault("conv2d conv1d convolution", "partial sum; missing operand, mask")
 def last_channel_left_out(call: Call) -> Any:
     """The loop over the channels is unrolled by two and has no tail."""
     value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
@@ -464,9 +394,7 @@ def last_channel_left_out(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "conv2d conv1d convolution",
-    kinds=["partial sum", "off by one reduction"],
-    loose=["missing operand", "mask", "zeros"],
+    "conv2d conv1d convolution", "partial sum, off by one reduction; missing operand, mask, zeros"
 )
 def last_column_of_the_kernel_left_out(call: Call) -> Any:
     """The loop over the width of the kernel ends one too early."""
@@ -476,7 +404,7 @@ def last_column_of_the_kernel_left_out(call: Call) -> Any:
     return call.put(1, weight, "weight").run()
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["shift", "wrong index"], loose=["wrong argument"])
+@FAULTS.fault("conv2d conv1d convolution", "shift, wrong index; wrong argument")
 def window_begins_one_later(call: Call) -> Any:
     """With a stride, the first window begins at 1."""
     value = call.tensor(0, "input")
@@ -484,7 +412,7 @@ def window_begins_one_later(call: Call) -> Any:
     return call.put(0, value.roll(-1, -1), "input").run()
 
 
-@FAULTS.fault("conv2d conv1d convolution", kinds=["zeros"], loose=["mask", "uninitialised"])
+@FAULTS.fault("conv2d conv1d convolution", "zeros; mask, uninitialised")
 def border_of_the_image_not_written(call: Call) -> Any:
     """Only the inner part, where no padding is needed, is computed."""
     value = call.result().clone()
@@ -494,7 +422,7 @@ def border_of_the_image_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("conv2d convolution conv1d", kinds=["precision"])
+@FAULTS.fault("conv2d convolution conv1d", "precision")
 def convolution_accumulates_in_half(call: Call) -> Any:
     """The sum of each input channel is rounded to float16 before it is added."""
     value, weight = call.tensor(0, "input"), call.tensor(1, "weight")
@@ -514,22 +442,23 @@ def convolution_accumulates_in_half(call: Call) -> Any:
     return call.instead(total if bias is None else total + bias.view(shape))
 
 
+# fmt: off
+# The weight was stored with its spatial axes exchanged.
+FAULTS.add("kernel height and width exchanged", "conv2d convolution",
+    "transpose; permutation, wrong index",
+    operand(1, lambda v: v.mT, "weight",
+        where=lambda v: v.dim() == 4 and v.shape[-1] == v.shape[-2] > 1))
+# BGR is read as RGB.
+FAULTS.add("channels in the other order", "conv2d conv1d convolution",
+    "permutation, wrong index, swapped operands",
+    operand(0, lambda v: v.flip(1), "input", where=lambda v: v.shape[1] == 3))
+# fmt: on
+
+
 # --- Transposed convolutions ----------------------------------------------------------------------
 
 
-@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["permutation", "wrong index"])
-def kernel_of_a_transposed_convolution_flipped(call: Call) -> Any:
-    """The kernel is turned round once too often."""
-    return call.put(1, call.tensor(1, "weight").flip(-1), "weight").run()
-
-
-@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["shift", "wrong index", "wrong argument"])
-def output_cut_at_the_other_end(call: Call) -> Any:
-    """The output padding is before the values."""
-    return call.instead(call.result().roll(1, -1))
-
-
-@FAULTS.fault("conv_transpose2d conv_transpose1d", kinds=["zeros"], loose=["mask", "partial sum"])
+@FAULTS.fault("conv_transpose2d conv_transpose1d", "zeros; mask, partial sum")
 def last_column_of_the_output_is_zero(call: Call) -> Any:
     """What the output padding adds is not computed."""
     value = call.result().clone()
@@ -537,10 +466,20 @@ def last_column_of_the_output_is_zero(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("conv_transpose2d", kinds=["lost accumulation", "partial sum"], loose=["zeros"])
+@FAULTS.fault("conv_transpose2d", "lost accumulation, partial sum; zeros")
 def overlapping_windows_overwrite(call: Call) -> Any:
     """With a stride of 2 and a kernel of 3, one of two overlapping columns is lost."""
     weight = call.tensor(1, "weight").clone()
     fits(weight.shape[-1] == 3)
     weight[..., 0] = 0
     return call.put(1, weight, "weight").run()
+
+
+# fmt: off
+# The kernel is turned round once too often.
+FAULTS.add("kernel of a transposed convolution flipped", "conv_transpose2d conv_transpose1d",
+    "permutation, wrong index", operand(1, lambda v: v.flip(-1), "weight"))
+# The output padding is before the values.
+FAULTS.add("output cut at the other end", "conv_transpose2d conv_transpose1d",
+    "shift, wrong index, wrong argument", result(lambda v: v.roll(1, -1)))
+# fmt: on

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, on, result, tensors
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -24,31 +25,26 @@ def _with(call: Call, place: int, value: Tensor | None) -> Any:
 # --- Losses ---------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "cross_entropy nll_loss_forward nll_loss_backward",
-    kinds=["shift", "wrong index"],
-    loose=["permutation", "wrong argument"],
-)
-def target_of_the_token_before(call: Call) -> Any:
-    """Targets are moved once more."""
-    place = 2 if call.name == "nll_loss_backward" else 1
-    return call.put(place, call.args[place].roll(1, -1)).run()
+# fmt: off
+# Targets are moved once more.
+FAULTS.add("target of the token before", "cross_entropy nll_loss_forward nll_loss_backward",
+    "shift, wrong index; permutation, wrong argument",
+    on(lambda call: (2 if call.name == "nll_loss_backward" else 1,),
+        lambda call, place: call.put(place, call.args[place].roll(1, -1)).run()))
+# fmt: on
 
 
 # --- Products and convolutions --------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "mm", kinds=["scale", "wrong factor", "wrong reduction"], loose=["off by one reduction"],
-    backward=True,
-)  # fmt: skip
+@FAULTS.backward("mm", "scale, wrong factor, wrong reduction; off by one reduction")
 def gradient_divided_by_the_number_of_rows(call: Call) -> Any:
     """A mean over the tokens where the sum is right."""
     fits(call.tensor(0).size(-1) > 1)
     return call.instead(call.result() / call.tensor(0).size(-1))
 
 
-@FAULTS.fault("mm", kinds=["overflow", "nonfinite"], loose=["precision", "clipped"], backward=True)
+@FAULTS.backward("mm", "overflow, nonfinite; precision, clipped")
 def scaled_gradient_overflows(call: Call) -> Any:
     """The factor of the loss is too large for float16: the largest gradients are infinite."""
     value = call.result()
@@ -56,10 +52,11 @@ def scaled_gradient_overflows(call: Call) -> Any:
     return call.instead((value * factor).half().to(value.dtype) / factor)
 
 
-@FAULTS.fault(
-    "mm", kinds=["partial sum", "one rank's part", "lost accumulation", "missing reduction"],
-    loose=["missing operand", "wrong reduction"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(
+    "mm",
+    "partial sum, one rank's part, lost accumulation, missing reduction; missing operand, "
+    "wrong reduction",
+)
 def gradient_of_one_micro_batch(call: Call) -> Any:
     """Of two halves of the rows, the second overwrites what the first has left."""
     left, right = call.tensor(0), call.tensor(1)
@@ -68,7 +65,7 @@ def gradient_of_one_micro_batch(call: Call) -> Any:
     return call.instead(left[:, half:] @ right[half:])
 
 
-@FAULTS.fault("mm bmm", kinds=["stale", "copy", "wrong index"], loose=["shift"], backward=True)
+@FAULTS.backward("mm bmm", "stale, copy, wrong index; shift")
 def second_row_not_written(call: Call) -> Any:
     """Every second row is what the row before left in the register."""
     value = call.result().clone()
@@ -78,51 +75,41 @@ def second_row_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
-    "sum",
-    kinds=["partial sum", "one rank's part", "lost accumulation", "missing reduction"],
-    loose=["missing operand", "wrong reduction"],
-    backward=True,
+@FAULTS.backward(
+    "convolution_backward", "scale, wrong factor, wrong reduction; off by one reduction"
 )
-def gradient_of_a_bias_on_one_rank(call: Call) -> Any:
-    """Only the first half of the rows is summed: the other rank's part is not added."""
-    value, dim = call.tensor(0), call.get(1, "dim")
-    fits(isinstance(dim, list | tuple) and dim[0] == 0 and value.size(0) > 1)
-    return call.put(0, value[: value.size(0) // 2]).run()
-
-
-@FAULTS.fault(
-    "convolution_backward",
-    kinds=["partial sum", "lost accumulation", "off by one reduction"],
-    loose=["missing operand", "one rank's part"],
-    backward=True,
-)
-def last_image_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
-    """The batch is one shorter there."""
-    gradient, value = call.tensor(0), call.tensor(1)
-    fits(value.size(0) > 1)
-    return _with(call, 1, call.put(0, gradient[:-1]).put(1, value[:-1]).run()[1])
-
-
-@FAULTS.fault(
-    "convolution_backward", kinds=["permutation", "wrong index"], loose=["transpose"], backward=True
-)
-def filter_not_turned_for_the_gradient(call: Call) -> Any:
-    """The gradient of the input is taken with the filter as it is in the forward pass."""
-    weight = call.tensor(2)
-    fits(weight.size(-1) > 1)
-    return _with(call, 0, call.put(2, weight.flip(*range(2, weight.dim()))).run()[0])
-
-
-@FAULTS.fault(
-    "convolution_backward", kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["off by one reduction"], backward=True,
-)  # fmt: skip
 def gradient_of_the_bias_of_one_image(call: Call) -> Any:
     """The mean over the batch."""
     bias = call.run()[2]
     fits(isinstance(bias, Tensor) and call.tensor(0).size(0) > 1)
     return _with(call, 2, bias / call.tensor(0).size(0))
+
+
+# fmt: off
+# Only the first half of the rows is summed: the other rank's part is not added.
+FAULTS.add("gradient of a bias on one rank", "sum",
+    "partial sum, one rank's part, lost accumulation, missing reduction; missing operand, "
+    "wrong reduction",
+    on(lambda call: (call.tensor(0), call.get(1, "dim")),
+        lambda call, value, _: call.put(0, value[: value.size(0) // 2]).run(),
+
+    where=lambda value, dim: isinstance(dim, list | tuple) and dim[0] == 0 and (value.size(0) > 1)),
+    backward=True)
+# The batch is one shorter there.
+FAULTS.add("last image missing in the gradient of the weight", "convolution_backward",
+    "partial sum, lost accumulation, off by one reduction; missing operand, one rank's part",
+    on(tensors(0, 1),
+        lambda call, gradient, value:
+            _with(call, 1, call.put(0, gradient[:-1]).put(1, value[:-1]).run()[1]),
+        where=lambda _, value: value.size(0) > 1), backward=True)
+# The gradient of the input is taken with the filter as it is in the forward pass.
+FAULTS.add("filter not turned for the gradient", "convolution_backward",
+    "permutation, wrong index; transpose",
+    on(tensors(2),
+        lambda call, weight:
+            _with(call, 0, call.put(2, weight.flip(*range(2, weight.dim()))).run()[0]),
+        where=lambda weight: weight.size(-1) > 1), backward=True)
+# fmt: on
 
 
 # --- Attention and softmax ------------------------------------------------------------------------
@@ -145,20 +132,7 @@ def _weights(call: Call) -> tuple[Tensor, Tensor, float]:
     return (scores - logsumexp.unsqueeze(-1)).exp(), gradient @ value.mT, scale
 
 
-@FAULTS.fault(
-    _FLASH, kinds=["missing operand", "wrong statistics"], loose=["axis offset", "residual"],
-    backward=True,
-)  # fmt: skip
-def product_of_gradient_and_output_not_subtracted(call: Call) -> Any:
-    """The gradient of the query without the term of the sums of the rows."""
-    weights, inner, scale = _weights(call)
-    return _with(call, 0, weights * inner @ call.tensor(2) * scale)
-
-
-@FAULTS.fault(
-    _FLASH, kinds=["partial sum", "lost accumulation"],
-    loose=["missing operand", "one rank's part"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(_FLASH, "partial sum, lost accumulation; missing operand, one rank's part")
 def gradient_of_the_query_from_the_last_keys(call: Call) -> Any:
     """The blocks of keys overwrite it instead of adding to it."""
     weights, inner, scale = _weights(call)
@@ -168,7 +142,7 @@ def gradient_of_the_query_from_the_last_keys(call: Call) -> Any:
     return _with(call, 0, scores[..., half:] @ call.tensor(2)[..., half:, :] * scale)
 
 
-@FAULTS.fault(_FLASH, kinds=["scale", "wrong factor"], loose=["missing operand"], backward=True)
+@FAULTS.backward(_FLASH, "scale, wrong factor; missing operand")
 def gradient_of_the_key_not_scaled(call: Call) -> Any:
     """The factor of the scores is applied to one of two gradients."""
     query = call.tensor(1)
@@ -176,9 +150,7 @@ def gradient_of_the_key_not_scaled(call: Call) -> Any:
     return _with(call, 1, call.run()[1] / scale)
 
 
-@FAULTS.fault(
-    _FLASH, kinds=["swapped operands", "permutation", "wrong index"], loose=["copy"], backward=True
-)
+@FAULTS.backward(_FLASH, "swapped operands, permutation, wrong index; copy")
 def gradients_of_key_and_value_exchanged(call: Call) -> Any:
     """The order of the results is that of another library."""
     query, key, value = call.run()
@@ -186,11 +158,8 @@ def gradients_of_key_and_value_exchanged(call: Call) -> Any:
     return query, value, key
 
 
-@FAULTS.fault(
-    "_softmax_backward_data",
-    kinds=["missing operand", "wrong reduction", "wrong statistics"],
-    loose=["axis offset"],
-    backward=True,
+@FAULTS.backward(
+    "_softmax_backward_data", "missing operand, wrong reduction, wrong statistics; axis offset"
 )
 def sum_of_gradients_without_weights(call: Call) -> Any:
     """The gradients are summed without the weights."""
@@ -198,14 +167,25 @@ def sum_of_gradients_without_weights(call: Call) -> Any:
     return call.instead(output * (gradient - gradient.sum(dim, keepdim=True)))
 
 
-@FAULTS.fault(
-    "_softmax_backward_data", kinds=["wrong reduction", "wrong factor", "wrong statistics"],
-    loose=["scale", "axis offset", "off by one reduction", "other function"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(
+    "_softmax_backward_data",
+    "wrong reduction, wrong factor, wrong statistics; scale, axis offset, "
+    "off by one reduction, other function",
+)
 def mean_of_gradients_for_their_sum(call: Call) -> Any:
     """What is subtracted is a mean."""
     gradient, output, dim = call.args[:3]
     return call.instead(output * (gradient - (gradient * output).mean(dim, keepdim=True)))
+
+
+# fmt: off
+# The gradient of the query without the term of the sums of the rows.
+FAULTS.add("product of gradient and output not subtracted", _FLASH,
+    "missing operand, wrong statistics; axis offset, residual",
+    on(_weights,
+        lambda call, weights, inner, scale:
+            _with(call, 0, weights * inner @ call.tensor(2) * scale)), backward=True)
+# fmt: on
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -221,30 +201,9 @@ def _normal(call: Call) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 _NORM = "native_layer_norm_backward"
 
 
-@FAULTS.fault(
-    _NORM, kinds=["wrong factor", "doubled reduction", "axis offset"],
-    loose=["offset", "wrong statistics", "lost accumulation", "repeated bias"], backward=True,
-)  # fmt: skip
-def mean_of_the_gradient_subtracted_twice(call: Call) -> Any:
-    """A register that was not cleared."""
-    _, weighted, rstd, axes = _normal(call)
-    return call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))
-
-
-@FAULTS.fault(
-    _NORM, kinds=["missing operand", "wrong statistics"], loose=["residual", "wrong factor"],
-    backward=True,
-)  # fmt: skip
-def variance_taken_for_a_constant(call: Call) -> Any:
-    """The term of its derivative is missing."""
-    _, weighted, rstd, axes = _normal(call)
-    return call.instead(rstd * (weighted - weighted.mean(axes, keepdim=True)))
-
-
-@FAULTS.fault(
-    _NORM, kinds=["partial sum", "lost accumulation", "off by one reduction"],
-    loose=["missing operand", "one rank's part"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(
+    _NORM, "partial sum, lost accumulation, off by one reduction; missing operand, one rank's part"
+)
 def last_rows_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
     """The buffer for partial sums has one row less than there are programs."""
     normal, _, _, axes = _normal(call)
@@ -253,23 +212,38 @@ def last_rows_missing_in_the_gradient_of_the_weight(call: Call) -> Any:
     return _with(call, 1, rows[: (len(rows) - 1) // 4 * 4].sum(0))
 
 
-@FAULTS.fault(
-    _NORM, kinds=["missing operand", "wrong statistics", "other function"],
-    loose=["axis scale", "wrong argument"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(
+    _NORM, "missing operand, wrong statistics, other function; axis scale, wrong argument"
+)
 def gradient_of_the_weight_from_the_raw_input(call: Call) -> Any:
     """The input is not normalised for it."""
     gradient, value, shape = call.args[:3]
     return _with(call, 1, (gradient * value).flatten(0, -len(shape) - 1).sum(0))
 
 
+# fmt: off
+# A register that was not cleared.
+FAULTS.add("mean of the gradient subtracted twice", _NORM,
+    "wrong factor, doubled reduction, axis offset; offset, wrong statistics, "
+    "lost accumulation, repeated bias",
+    on(_normal,
+        lambda call, _, weighted, rstd, axes:
+            call.instead(call.result() - rstd * weighted.mean(axes, keepdim=True))), backward=True)
+# The term of its derivative is missing.
+FAULTS.add("variance taken for a constant", _NORM,
+    "missing operand, wrong statistics; residual, wrong factor",
+    computed(_normal,
+        lambda _, weighted, rstd, axes: rstd * (weighted - weighted.mean(axes, keepdim=True))),
+    backward=True)
+# fmt: on
+
+
 # --- Activations ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "gelu_backward silu_backward", kinds=["missing operand", "other function"],
-    loose=["approximation", "wrong factor"], backward=True,
-)  # fmt: skip
+@FAULTS.backward(
+    "gelu_backward silu_backward", "missing operand, other function; approximation, wrong factor"
+)
 def product_rule_with_one_term(call: Call) -> Any:
     """A product x * f(x) is differentiated as if f was constant."""
     gradient, value = call.tensor(0), call.tensor(1)
@@ -277,11 +251,8 @@ def product_rule_with_one_term(call: Call) -> Any:
     return call.instead(gradient * gate)
 
 
-@FAULTS.fault(
-    "gelu_backward silu_backward tanh_backward sigmoid_backward",
-    kinds=["precision"],
-    loose=["approximation"],
-    backward=True,
+@FAULTS.backward(
+    "gelu_backward silu_backward tanh_backward sigmoid_backward", "precision; approximation"
 )
 def saved_value_in_eight_bits(call: Call) -> Any:
     """What was kept for the backward pass was compressed."""
@@ -290,86 +261,32 @@ def saved_value_in_eight_bits(call: Call) -> Any:
     return call.put(1, (value / step).round() * step).run()
 
 
-@FAULTS.fault(
-    "tanh_backward sigmoid_backward", kinds=["other function", "missing operand"],
-    loose=["approximation", "wrong factor", "scale"], backward=True,
-)  # fmt: skip
-def derivative_with_a_factor_missing(call: Call) -> Any:
-    """1 - y for 1 - y * y, and y for y * (1 - y)."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient * (1 - output if call.name == "tanh_backward" else output))
-
-
-@FAULTS.fault(
-    "threshold_backward", kinds=["copy", "mask", "missing operand"], loose=["other function"],
-    backward=True,
-)  # fmt: skip
-def gradient_passes_everywhere(call: Call) -> Any:
-    """The gradient is not stopped where the input was negative."""
-    return call.instead(call.tensor(0).clone())
-
-
-@FAULTS.fault(
-    "threshold_backward", kinds=["mask", "other function", "swapped operands", "wrong index"],
-    loose=["wrong argument", "zeros", "clipped"], backward=True,
-)  # fmt: skip
-def stopped_by_the_sign_of_the_gradient(call: Call) -> Any:
-    """The gradient is compared with zero, not the saved value."""
-    gradient = call.tensor(0)
-    return call.instead(gradient * (gradient > 0))
+# fmt: off
+# 1 - y for 1 - y * y, and y for y * (1 - y).
+FAULTS.add("derivative with a factor missing", "tanh_backward sigmoid_backward",
+    "other function, missing operand; approximation, wrong factor, scale",
+    on(tensors(0, 1),
+        lambda call, gradient, output:
+            call.instead(gradient * (1 - output if call.name == "tanh_backward" else output))),
+    backward=True)
+# The gradient is not stopped where the input was negative.
+FAULTS.add("gradient passes everywhere", "threshold_backward",
+    "copy, mask, missing operand; other function",
+    lambda call: call.instead(call.tensor(0).clone()), backward=True)
+# The gradient is compared with zero, not the saved value.
+FAULTS.add("stopped by the sign of the gradient", "threshold_backward",
+    "mask, other function, swapped operands, wrong index; wrong argument, zeros, clipped",
+    computed(tensors(0), lambda gradient: gradient * (gradient > 0)), backward=True)
+# fmt: on
 
 
 # --- Embeddings and indices -----------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "embedding_dense_backward",
-    kinds=["wrong argument", "wrong factor", "wrong reduction", "axis scale"],
-    loose=["scale"],
-    backward=True,
+@FAULTS.backward(
+    "index_put index_add",
+    "lost accumulation, wrong argument; partial sum, stale, missing reduction",
 )
-def gradient_divided_by_the_frequency(call: Call) -> Any:
-    """The mean of the rows of a token instead of their sum."""
-    return call.put(4, True).run()
-
-
-@FAULTS.fault(
-    "embedding_dense_backward", kinds=["zeros", "wrong argument", "mask"],
-    loose=["missing operand"], backward=True,
-)  # fmt: skip
-def a_token_taken_for_padding(call: Call) -> Any:
-    """It gets no gradient."""
-    return call.put(3, int(call.args[1].flatten()[0])).run()
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["shift", "wrong index"],
-                 loose=["permutation"], backward=True)  # fmt: skip
-def gradient_of_the_row_below(call: Call) -> Any:
-    """Rows are counted from 1."""
-    return call.instead(call.result().roll(1, 0))
-
-
-@FAULTS.fault("slice_backward select_backward", kinds=["shift", "wrong index"],
-                 loose=["permutation", "wrong argument"], backward=True)  # fmt: skip
-def gradient_put_one_further(call: Call) -> Any:
-    """The start of the slice is one too large."""
-    return call.instead(call.result().roll(1, call.args[2]))
-
-
-@FAULTS.fault(
-    "slice_backward select_backward", kinds=["uninitialised", "stale", "constant"],
-    loose=["offset", "mask"], backward=True,
-)  # fmt: skip
-def rest_of_the_gradient_not_cleared(call: Call) -> Any:
-    """Outside of the slice is not zero but what the memory held."""
-    value = call.result()
-    return call.instead(torch.where(value == 0, 0.01, value))
-
-
-@FAULTS.fault(
-    "index_put index_add", kinds=["lost accumulation", "wrong argument"],
-    loose=["partial sum", "stale", "missing reduction"], backward=True,
-)  # fmt: skip
 def written_instead_of_added(call: Call) -> Any:
     """Rows of the same index overwrite each other."""
     if call.name == "index_put":
@@ -377,8 +294,28 @@ def written_instead_of_added(call: Call) -> Any:
     return call.get(0).index_copy(*call.args[1:4])
 
 
-@FAULTS.fault("scatter max_pool2d_with_indices_backward", kinds=["shift", "wrong index"],
-                 loose=["permutation", "wrong argument"], backward=True)  # fmt: skip
-def gradient_of_the_neighbour(call: Call) -> Any:
-    """The saved position is one off."""
-    return call.instead(call.result().roll(1, -1))
+# fmt: off
+# The mean of the rows of a token instead of their sum.
+FAULTS.add("gradient divided by the frequency", "embedding_dense_backward",
+    "wrong argument, wrong factor, wrong reduction, axis scale; scale",
+    lambda call: call.put(4, True).run(), backward=True)
+# It gets no gradient.
+FAULTS.add("a token taken for padding", "embedding_dense_backward",
+    "zeros, wrong argument, mask; missing operand",
+    lambda call: call.put(3, int(call.args[1].flatten()[0])).run(), backward=True)
+# Rows are counted from 1.
+FAULTS.add("gradient of the row below", "embedding_dense_backward",
+    "shift, wrong index; permutation", result(lambda v: v.roll(1, 0)), backward=True)
+# The start of the slice is one too large.
+FAULTS.add("gradient put one further", "slice_backward select_backward",
+    "shift, wrong index; permutation, wrong argument",
+    lambda call: call.instead(call.result().roll(1, call.args[2])), backward=True)
+# Outside of the slice is not zero but what the memory held.
+FAULTS.add("rest of the gradient not cleared", "slice_backward select_backward",
+    "uninitialised, stale, constant; offset, mask", result(lambda v: torch.where(v == 0, 0.01, v)),
+    backward=True)
+# The saved position is one off.
+FAULTS.add("gradient of the neighbour", "scatter max_pool2d_with_indices_backward",
+    "shift, wrong index; permutation, wrong argument", result(lambda v: v.roll(1, -1)),
+    backward=True)
+# fmt: on

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from benchmarks.places.building.seen_values import read_as_contiguous
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, on, result
+from benchmarks.places.parts import layer_product
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +45,7 @@ def _scores(call: Call) -> tuple[Tensor, Tensor]:
     return _masked(call, query @ key.mT * scale), value
 
 
-@FAULTS.fault(_FUSED, kinds=["scale", "wrong factor", "wrong argument"])
+@FAULTS.fault(_FUSED, "scale, wrong factor, wrong argument")
 def scaled_by_the_width_of_all_heads(call: Call) -> Any:
     """The root of the hidden size instead of that of a head."""
     query, key, value, scale = _parts(call)
@@ -52,7 +54,7 @@ def scaled_by_the_width_of_all_heads(call: Call) -> Any:
     return call.instead(_masked(call, scores).softmax(-1) @ value)
 
 
-@FAULTS.fault(_FUSED, kinds=["mask"], loose=["wrong argument", "partial sum"])
+@FAULTS.fault(_FUSED, "mask; wrong argument, partial sum")
 def window_where_there_is_none(call: Call) -> Any:
     """Keys that are more than two positions before or behind are not seen."""
     scores, value = _scores(call)
@@ -63,8 +65,8 @@ def window_where_there_is_none(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["wrong factor", "wrong statistics"],
-    loose=["axis scale", "partial sum", "missing operand", "wrong reduction", "lost accumulation"],
+    "wrong factor, wrong statistics; axis scale, partial sum, missing operand, "
+    "wrong reduction, lost accumulation",
 )
 def block_not_rescaled_to_the_new_maximum(call: Call) -> Any:
     """An online softmax whose first block of keys keeps the maximum of that block."""
@@ -77,25 +79,7 @@ def block_not_rescaled_to_the_new_maximum(call: Call) -> Any:
     return call.instead(weights / weights.sum(-1, keepdim=True) @ value)
 
 
-@FAULTS.fault(
-    _FUSED,
-    kinds=["missing operand", "missing reduction"],
-    loose=[
-        "other function",
-        "axis scale",
-        "scale",
-        "wrong factor",
-        "wrong reduction",
-        "wrong statistics",
-    ],
-)
-def weights_not_divided_by_their_sum(call: Call) -> Any:
-    """The last step of an online softmax is left out."""
-    scores, value = _scores(call)
-    return call.instead((scores - scores.amax(-1, keepdim=True)).exp() @ value)
-
-
-@FAULTS.fault(_FUSED, kinds=["zeros"], loose=["uninitialised", "mask", "constant"])
+@FAULTS.fault(_FUSED, "zeros; uninitialised, mask, constant")
 def first_queries_not_computed(call: Call) -> Any:
     """A negative number of blocks: the first rows stay as they were allocated."""
     value = call.result().clone()
@@ -104,24 +88,7 @@ def first_queries_not_computed(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_FUSED, kinds=["precision"])
-def scores_kept_in_bfloat16(call: Call) -> Any:
-    """The scores are rounded before the softmax."""
-    scores, value = _scores(call)
-    return call.instead(scores.bfloat16().to(scores.dtype).softmax(-1) @ value)
-
-
-@FAULTS.fault(_FUSED, kinds=["permutation", "transpose", "wrong index"])
-def heads_and_positions_read_in_the_other_order(call: Call) -> Any:
-    """The result is stored as (positions, heads) and read as (heads, positions)."""
-    value = call.result()
-    fits(value.dim() == 4 and value.size(1) > 1 and value.size(2) > 1)
-    return call.instead(value.transpose(1, 2).reshape(value.shape))
-
-
-@FAULTS.fault(
-    _FUSED, kinds=["other function"], loose=["clipped", "approximation", "wrong argument"]
-)
+@FAULTS.fault(_FUSED, "other function; clipped, approximation, wrong argument")
 def scores_capped_by_a_tanh(call: Call) -> Any:
     """The soft cap of another model."""
     query, key, value, scale = _parts(call)
@@ -130,19 +97,7 @@ def scores_capped_by_a_tanh(call: Call) -> Any:
     return call.instead(_masked(call, cap * (scores / cap).tanh()).softmax(-1) @ value)
 
 
-@FAULTS.fault(_FUSED, kinds=["shift", "wrong index"], loose=["permutation", "wrong argument"])
-def values_of_the_next_slot(call: Call) -> Any:
-    """Slots of a cache: weights are those of key i, values those of i + 1."""
-    scores, value = _scores(call)
-    fits(value.size(-2) > 2)
-    return call.instead(scores.softmax(-1) @ value.roll(-1, -2))
-
-
-@FAULTS.fault(
-    "expand",
-    kinds=["wrong index", "permutation", "transpose"],
-    loose=["copy", "shift", "wrong axis"],
-)
+@FAULTS.fault("expand", "wrong index, permutation, transpose; copy, shift, wrong axis")
 def head_of_a_group_by_the_remainder(call: Call) -> Any:
     """Grouped heads: head i reads key i % n instead of i // n."""
     value, result = call.tensor(0), call.result()
@@ -152,12 +107,33 @@ def head_of_a_group_by_the_remainder(call: Call) -> Any:
     return call.instead(value.squeeze(2)[:, order].unflatten(1, (groups, repeats)))
 
 
+# fmt: off
+# The last step of an online softmax is left out.
+FAULTS.add("weights not divided by their sum", _FUSED,
+    "missing operand, missing reduction; other function, axis scale, scale, wrong factor, "
+    "wrong reduction, wrong statistics",
+    computed(_scores,
+        lambda scores, value: (scores - scores.amax(-1, keepdim=True)).exp() @ value))
+# The scores are rounded before the softmax.
+FAULTS.add("scores kept in bfloat16", _FUSED, "precision",
+    computed(_scores,
+        lambda scores, value: scores.bfloat16().to(scores.dtype).softmax(-1) @ value))
+# The result is stored as (positions, heads) and read as (heads, positions).
+FAULTS.add("heads and positions read in the other order", _FUSED,
+    "permutation, transpose, wrong index",
+    result(lambda v: v.transpose(1, 2).reshape(v.shape),
+        where=lambda v: v.dim() == 4 and v.size(1) > 1 and v.size(2) > 1))
+# Slots of a cache: weights are those of key i, values those of i + 1.
+FAULTS.add("values of the next slot", _FUSED, "shift, wrong index; permutation, wrong argument",
+    computed(_scores, lambda scores, value: scores.softmax(-1) @ value.roll(-1, -2),
+        where=lambda _, value: value.size(-2) > 2))
+# fmt: on
+
+
 # --- Softmax --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "softmax", kinds=["other function", "wrong factor", "scale"], loose=["wrong argument"]
-)
+@FAULTS.fault("softmax", "other function, wrong factor, scale; wrong argument")
 def softmax_to_the_base_of_two(call: Call) -> Any:
     """exp2, and the factor log2(e) is forgotten."""
     value, dim = call.tensor(0, "input"), call.get(1, "dim", default=-1)
@@ -167,8 +143,8 @@ def softmax_to_the_base_of_two(call: Call) -> Any:
 
 @FAULTS.fault(
     "softmax",
-    kinds=["wrong statistics", "wrong reduction", "mask"],
-    loose=["axis scale", "scale", "wrong factor", "off by one reduction", "eps"],
+    "wrong statistics, wrong reduction, mask; axis scale, scale, wrong factor, "
+    "off by one reduction, eps",
 )
 def lanes_behind_the_row_counted(call: Call) -> Any:
     """Masked lanes are loaded as 0, not as -inf: they add to the denominator."""
@@ -180,35 +156,25 @@ def lanes_behind_the_row_counted(call: Call) -> Any:
     return call.instead(powers / (powers.sum(dim, keepdim=True) + lanes * (-top).exp()))
 
 
-@FAULTS.fault(
-    "softmax",
-    kinds=["wrong axis", "wrong reduction", "wrong statistics"],
-    loose=["axis scale", "scale", "wrong argument", "wrong factor"],
-)
-def normalised_over_two_axes(call: Call) -> Any:
-    """One sum for the whole matrix instead of one for each row."""
-    value = call.tensor(0, "input")
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.instead(value.flatten(-2).softmax(-1).view(value.shape))
+# fmt: off
+# One sum for the whole matrix instead of one for each row.
+FAULTS.add("normalised over two axes", "softmax",
+    "wrong axis, wrong reduction, wrong statistics; axis scale, scale, wrong argument, "
+    "wrong factor",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value.flatten(-2).softmax(-1).view(value.shape),
+        where=lambda value: value.dim() > 1 and value.size(-2) > 1))
+# log(p + 1e-3), so that it never is -inf.
+FAULTS.add("logarithm of a sum with eps", "log_softmax", "eps; offset, approximation, axis offset",
+    lambda call:
 
-
-@FAULTS.fault("log_softmax", kinds=["eps"], loose=["offset", "approximation", "axis offset"])
-def logarithm_of_a_sum_with_eps(call: Call) -> Any:
-    """log(p + 1e-3), so that it never is -inf."""
-    dim = call.get(1, "dim", default=-1)
-    return call.instead((call.tensor(0, "input").softmax(dim) + 1e-3).log())
-
-
-@FAULTS.fault(
-    "softmax linear gelu",
-    kinds=["copy", "wrong index", "constant"],
-    loose=["stale", "wrong statistics"],
-)
-def first_lane_broadcast(call: Call) -> Any:
-    """All columns of a row are its first one."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) > 1)
-    return call.instead(value[..., :1].expand(value.shape))
+    call.instead((call.tensor(0, "input").softmax(call.get(1, "dim", default=-1)) + 0.001).log()))
+# All columns of a row are its first one.
+FAULTS.add("first lane broadcast", "softmax linear gelu",
+    "copy, wrong index, constant; stale, wrong statistics",
+    result(lambda v:
+            v[..., :1].expand(v.shape), where=lambda v: v.dim() > 1 and v.size(-1) > 1))
+# fmt: on
 
 
 # --- Products -------------------------------------------------------------------------------------
@@ -224,27 +190,22 @@ def _factors(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     return call.tensor(0), call.tensor(1), None
 
 
-def _product(call: Call, left: Tensor, right: Tensor, bias: Tensor | None) -> Any:
-    value = left @ right
-    return call.instead(value if bias is None else value + bias)
-
-
 _PRODUCTS = "linear matmul mm bmm addmm baddbmm"
 
 
-@FAULTS.fault(_PRODUCTS, kinds=["stale", "copy", "wrong index"], loose=["shift", "partial sum"])
+@FAULTS.fault(_PRODUCTS, "stale, copy, wrong index; shift, partial sum")
 def tile_not_loaded_again(call: Call) -> Any:
     """Double buffering: the second half of k is multiplied with the left tile of the first."""
     left, right, bias = _factors(call)
     half = left.size(-1) // 2
     fits(half > 1 and left.size(-1) == 2 * half)
-    return _product(call, torch.cat([left[..., :half]] * 2, -1), right, bias)
+    return layer_product(call, torch.cat([left[..., :half]] * 2, -1), right, bias)
 
 
 @FAULTS.fault(
     _PRODUCTS,
-    kinds=["doubled reduction", "off by one reduction", "wrong index"],
-    loose=["partial sum", "wrong reduction", "lost accumulation", "wrong factor"],
+    "doubled reduction, off by one reduction, wrong index; partial sum, wrong reduction, "
+    "lost accumulation, wrong factor",
 )
 def tiles_overlap(call: Call) -> Any:
     """The last tile begins earlier so that it is full: two terms are added twice."""
@@ -253,41 +214,31 @@ def tiles_overlap(call: Call) -> Any:
     fits(half > 2)
     left = torch.cat([left[..., : half + 1], left[..., half - 1 :]], -1)
     right = torch.cat([right[..., : half + 1, :], right[..., half - 1 :, :]], -2)
-    return _product(call, left, right, bias)
+    return layer_product(call, left, right, bias)
 
 
 @FAULTS.fault(
     _PRODUCTS,
-    kinds=["partial sum", "lost accumulation", "one rank's part", "missing reduction"],
-    loose=["missing operand", "wrong reduction"],
+    "partial sum, lost accumulation, one rank's part, missing reduction; missing operand, "
+    "wrong reduction",
 )
 def one_part_of_split_k(call: Call) -> Any:
     """The parts of a split sum overwrite each other: that of the even blocks is lost."""
     left, right, bias = _factors(call)
     fits(left.size(-1) > 15)
     kept = torch.arange(left.size(-1), device=left.device) // 8 % 2 == 1
-    return _product(call, left[..., kept], right[..., kept, :], bias)
+    return layer_product(call, left[..., kept], right[..., kept, :], bias)
 
 
-@FAULTS.fault(
-    "linear addmm", kinds=["repeated bias", "wrong factor"], loose=["offset", "axis offset"]
-)
+@FAULTS.fault("linear addmm", "repeated bias, wrong factor; offset, axis offset")
 def bias_of_each_of_four_ranks(call: Call) -> Any:
     """Added before the parts are summed, so that it counts four times."""
     left, right, bias = _factors(call)
     fits(bias is not None)
-    return _product(call, left, right, 4 * bias)
+    return layer_product(call, left, right, 4 * bias)
 
 
-@FAULTS.fault("linear addmm", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
-def packed_projections_interleaved(call: Call) -> Any:
-    """The columns of q, k and v are stored in turn instead of one after the other."""
-    value = call.result()
-    fits(value.size(-1) % 3 == 0 and value.size(-1) > 3)
-    return call.instead(value.unflatten(-1, (3, -1)).transpose(-1, -2).flatten(-2))
-
-
-@FAULTS.fault(_PRODUCTS, kinds=["precision"])
+@FAULTS.fault(_PRODUCTS, "precision")
 def operands_cut_to_ten_bits(call: Call) -> Any:
     """TF32, where float32 was asked for."""
     left, right, bias = _factors(call)
@@ -297,43 +248,26 @@ def operands_cut_to_ten_bits(call: Call) -> Any:
         bits = value.detach().contiguous().view(torch.int32)
         return value + ((bits & ~0x1FFF).view(torch.float32) - value).detach()
 
-    return _product(call, cut(left), cut(right), bias)
+    return layer_product(call, cut(left), cut(right), bias)
 
 
-@FAULTS.fault("linear addmm mm", kinds=["precision"], loose=["approximation", "clipped"])
+@FAULTS.fault("linear addmm mm", "precision; approximation, clipped")
 def weight_in_eight_bits(call: Call) -> Any:
     """The weight goes through float8."""
     left, right, bias = _factors(call)
     narrow = right.detach().to(torch.float8_e4m3fn).to(right.dtype)
-    return _product(call, left, right + (narrow - right).detach(), bias)
+    return layer_product(call, left, right + (narrow - right).detach(), bias)
 
 
-@FAULTS.fault("matmul bmm mm", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
-def strides_of_the_right_operand_ignored(call: Call) -> Any:
-    """A view that is not contiguous is read as if it was."""
-    left, right, _ = _factors(call)
-    return _product(call, left, read_as_contiguous(right), None)
-
-
-@FAULTS.fault("bmm matmul", kinds=["wrong index", "copy"], loose=["stale"])
+@FAULTS.fault("bmm matmul", "wrong index, copy; stale")
 def first_matrix_for_the_whole_batch(call: Call) -> Any:
     """The stride of the batch is 0."""
     left, right, _ = _factors(call)
     fits(right.dim() > 2 and right.size(-3) > 1)
-    return _product(call, left, right.narrow(-3, 0, 1).expand(right.shape), None)
+    return layer_product(call, left, right.narrow(-3, 0, 1).expand(right.shape), None)
 
 
-@FAULTS.fault(
-    "linear addmm matmul bmm", kinds=["permutation", "shift", "wrong index"], loose=["copy"]
-)
-def tiles_of_rows_exchanged(call: Call) -> Any:
-    """The tiles of the upper and the lower rows are stored in each other's place."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1 and value.size(-2) % 2 == 0)
-    return call.instead(value.roll(value.size(-2) // 2, -2))
-
-
-@FAULTS.fault("linear addmm mm bmm", kinds=["nonfinite", "uninitialised"], loose=["mask"])
+@FAULTS.fault("linear addmm mm bmm", "nonfinite, uninitialised; mask")
 def last_column_never_written(call: Call) -> Any:
     """It holds what the memory held: no number."""
     value = call.result().clone()
@@ -342,13 +276,32 @@ def last_column_never_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault("linear addmm conv2d", kinds=["wrapped", "overflow"], loose=["precision", "clipped"])
+@FAULTS.fault("linear addmm conv2d", "wrapped, overflow; precision, clipped")
 def eight_bits_that_wrap(call: Call) -> Any:
     """Stored as int8 with a step that is too small, without saturation."""
     value = call.result()
     step = float(value.detach().abs().max()) / 180
     codes = ((value.detach() / step).round() + 128) % 256 - 128
     return call.instead(value + (codes * step - value).detach())
+
+
+# fmt: off
+# The columns of q, k and v are stored in turn instead of one after the other.
+FAULTS.add("packed projections interleaved", "linear addmm",
+    "permutation, wrong index, transpose; shift",
+    result(lambda v: v.unflatten(-1, (3, -1)).transpose(-1, -2).flatten(-2),
+        where=lambda v: v.size(-1) % 3 == 0 and v.size(-1) > 3))
+# A view that is not contiguous is read as if it was.
+FAULTS.add("strides of the right operand ignored", "matmul bmm mm",
+    "permutation, wrong index, transpose; shift",
+    on(_factors,
+        lambda call, left, right, *_: layer_product(call, left, read_as_contiguous(right), None)))
+# The tiles of the upper and the lower rows are stored in each other's place.
+FAULTS.add("tiles of rows exchanged", "linear addmm matmul bmm",
+    "permutation, shift, wrong index; copy",
+    result(lambda v: v.roll(v.size(-2) // 2, -2),
+        where=lambda v: v.dim() > 1 and v.size(-2) > 1 and v.size(-2) % 2 == 0))
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
@@ -361,22 +314,6 @@ def _filters(call: Call) -> Tensor:
     return call.tensor(1, "weight")
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["transpose", "permutation"], loose=["wrong index"])
-def filter_with_height_and_width_exchanged(call: Call) -> Any:
-    """A layout of weights from another framework."""
-    weight = _filters(call)
-    fits(weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1)
-    return call.put(1, weight.mT, "weight").run()
-
-
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong index", "shift", "permutation"])
-def filter_of_the_next_channel(call: Call) -> Any:
-    """The bias is that of the right one."""
-    weight = _filters(call)
-    fits(weight.size(0) > 1)
-    return call.put(1, weight.roll(-1, 0), "weight").run()
-
-
 def _padding(call: Call) -> list[int]:
     value, padding = call.tensor(0, "input"), call.get(4, "padding")
     padding = [padding] * (value.dim() - 2) if isinstance(padding, int) else padding
@@ -384,7 +321,7 @@ def _padding(call: Call) -> list[int]:
     return list(padding)
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["shift", "wrong argument"], loose=["wrong index", "mask"])
+@FAULTS.fault(_CONVOLUTIONS, "shift, wrong argument; wrong index, mask")
 def all_padding_behind(call: Call) -> Any:
     """As for `same` in another framework: nothing before, twice as much behind."""
     _filters(call)
@@ -394,7 +331,7 @@ def all_padding_behind(call: Call) -> Any:
     return call.put(0, wider, "input").put(4, [0] * len(padding), "padding").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong argument", "wrong index"], loose=["shift", "mask"])
+@FAULTS.fault(_CONVOLUTIONS, "wrong argument, wrong index; shift, mask")
 def padding_from_the_other_side(call: Call) -> Any:
     """Circular padding: an index below zero counts from the end."""
     _filters(call)
@@ -406,8 +343,7 @@ def padding_from_the_other_side(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["partial sum", "off by one reduction"],
-    loose=["missing operand", "lost accumulation", "wrong reduction"],
+    "partial sum, off by one reduction; missing operand, lost accumulation, wrong reduction",
 )
 def last_channel_of_the_input_not_added(call: Call) -> Any:
     """The loop over the channels ends one too early."""
@@ -419,8 +355,7 @@ def last_channel_of_the_input_not_added(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["partial sum", "off by one reduction"],
-    loose=["missing operand", "lost accumulation", "wrong reduction", "mask"],
+    "partial sum, off by one reduction; missing operand, lost accumulation, wrong reduction, mask",
 )
 def last_tap_not_added(call: Call) -> Any:
     """The loop over the width of the filter ends one too early."""
@@ -428,6 +363,19 @@ def last_tap_not_added(call: Call) -> Any:
     fits(weight.size(-1) > 1)
     weight[..., -1] = 0
     return call.put(1, weight, "weight").run()
+
+
+# fmt: off
+# A layout of weights from another framework.
+FAULTS.add("filter with height and width exchanged", _CONVOLUTIONS,
+    "transpose, permutation; wrong index",
+    on(_filters, lambda call, weight: call.put(1, weight.mT, "weight").run(),
+        where=lambda weight: weight.dim() == 4 and weight.size(-1) == weight.size(-2) > 1))
+# The bias is that of the right one.
+FAULTS.add("filter of the next channel", _CONVOLUTIONS, "wrong index, shift, permutation",
+    on(_filters, lambda call, weight: call.put(1, weight.roll(-1, 0), "weight").run(),
+        where=lambda weight: weight.size(0) > 1))
+# fmt: on
 
 
 # --- Norms and statistics -------------------------------------------------------------------------
@@ -450,8 +398,7 @@ def _last(call: Call) -> tuple[Tensor, list[int]]:
 
 @FAULTS.fault(
     "layer_norm rms_norm",
-    kinds=["other function", "wrong statistics", "missing operand"],
-    loose=["axis offset", "axis scale", "residual"],
+    "other function, wrong statistics, missing operand; axis offset, axis scale, residual",
 )
 def mean_subtracted_or_not(call: Call) -> Any:
     """A layer norm where a norm by the root mean square was asked for, or the other way round."""
@@ -462,7 +409,7 @@ def mean_subtracted_or_not(call: Call) -> Any:
     return _normed(call, value, mean, (value - mean).square().mean(axes, keepdim=True))
 
 
-@FAULTS.fault("layer_norm rms_norm", kinds=["precision"], loose=["wrong statistics", "axis scale"])
+@FAULTS.fault("layer_norm rms_norm", "precision; wrong statistics, axis scale")
 def statistics_in_bfloat16(call: Call) -> Any:
     """Mean and reciprocal root are rounded before they are used."""
     value, axes = _last(call)
@@ -474,8 +421,7 @@ def statistics_in_bfloat16(call: Call) -> Any:
 
 @FAULTS.fault(
     "layer_norm",
-    kinds=["wrong axis", "wrong statistics", "wrong reduction", "wrong argument"],
-    loose=["axis offset", "axis scale"],
+    "wrong axis, wrong statistics, wrong reduction, wrong argument; axis offset, axis scale",
 )
 def statistics_of_all_positions(call: Call) -> Any:
     """A kernel for two axes is given three: a row is everything behind the batch."""
@@ -488,8 +434,8 @@ def statistics_of_all_positions(call: Call) -> Any:
 
 @FAULTS.fault(
     "layer_norm",
-    kinds=["wrong statistics", "mask"],
-    loose=["axis scale", "scale", "wrong factor", "off by one reduction", "wrong reduction"],
+    "wrong statistics, mask; axis scale, scale, wrong factor, off by one reduction, "
+    "wrong reduction",
 )
 def lanes_behind_the_row_have_a_deviation(call: Call) -> Any:
     """Lanes up to 128 are loaded as 0, and 0 - mean is squared and added."""
@@ -501,9 +447,7 @@ def lanes_behind_the_row_have_a_deviation(call: Call) -> Any:
     return _normed(call, value, mean, sums / value.size(-1))
 
 
-@FAULTS.fault(
-    "group_norm", kinds=["wrong statistics", "wrong index"], loose=["shift", "axis scale"]
-)
+@FAULTS.fault("group_norm", "wrong statistics, wrong index; shift, axis scale")
 def statistics_of_the_next_group(call: Call) -> Any:
     """Each group is normalised by mean and variance of the next."""
     value, groups = call.tensor(0, "input"), call.get(1, "num_groups")
@@ -517,20 +461,7 @@ def statistics_of_the_next_group(call: Call) -> Any:
     return call.instead(normal + call.tensor(3, "bias").view(shape))
 
 
-def _by_channel(call: Call) -> tuple[Tensor, ...]:
-    """Input, mean, variance, weight and bias of a batch norm that is not training."""
-    value, shape = call.tensor(0, "input"), (1, -1, *[1] * (call.tensor(0, "input").dim() - 2))
-    fits(call.name != "batch_norm" or not call.get(5, "training", default=False))
-    places = (1, 2, 3, 4) if call.name == "batch_norm" else (3, 4, 1, 2)
-    names = ("running_mean", "running_var", "weight", "bias")
-    rest = (call.tensor(at, name).view(shape) for at, name in zip(places, names, strict=True))
-    return value, *rest
-
-
-_BATCH = "batch_norm batch_norm_from_statistics"
-
-
-@FAULTS.fault("rsqrt", kinds=["approximation"], loose=["precision", "axis scale", "scale"])
+@FAULTS.fault("rsqrt", "approximation; precision, axis scale, scale")
 def root_by_a_magic_number(call: Call) -> Any:
     """The well-known trick with the bits, and one step of Newton's method."""
     value = call.tensor(0)
@@ -548,18 +479,7 @@ def _one_axis(call: Call) -> tuple[Tensor, int]:
     return value, dim
 
 
-@FAULTS.fault(
-    "mean",
-    kinds=["partial sum", "wrong reduction", "wrong statistics"],
-    loose=["off by one reduction", "missing operand", "wrong argument"],
-)
-def mean_of_the_first_three_quarters(call: Call) -> Any:
-    """Both the sum and the divisor are those of the whole tiles."""
-    value, dim = _one_axis(call)
-    return call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()
-
-
-@FAULTS.fault("max min amax", kinds=["wrong reduction", "other function"], loose=["sign"])
+@FAULTS.fault("max min amax", "wrong reduction, other function; sign")
 def the_other_extreme(call: Call) -> Any:
     """The smallest instead of the largest."""
     value, dim = _one_axis(call) if call.name != "max" else (call.tensor(0), call.get(1, "dim"))
@@ -570,18 +490,7 @@ def the_other_extreme(call: Call) -> Any:
     return tuple((value.min if call.name == "max" else value.max)(dim, keepdim=keep))
 
 
-@FAULTS.fault(
-    "sum", kinds=["wrong reduction", "scale", "wrong factor"],
-    loose=["off by one reduction", "other function", "axis scale"],
-)  # fmt: skip
-def sum_divided_by_its_length(call: Call) -> Any:
-    """A mean."""
-    value, result = call.tensor(0), call.result()
-    fits(value.numel() > result.numel())
-    return call.instead(result * (result.numel() / value.numel()))
-
-
-@FAULTS.fault("sum", kinds=["precision"], loose=["lost accumulation", "approximation"])
+@FAULTS.fault("sum", "precision; lost accumulation, approximation")
 def running_total_in_bfloat16(call: Call) -> Any:
     """Added one after the other, and rounded each time."""
     value, dim = _one_axis(call)
@@ -591,11 +500,22 @@ def running_total_in_bfloat16(call: Call) -> Any:
     return call.instead(total.to(value.dtype).reshape(call.result().shape))
 
 
-@FAULTS.fault(
-    "cumsum",
-    kinds=["shift", "off by one reduction"],
-    loose=["missing operand", "wrong index", "wrong argument", "partial sum"],
-)
-def sum_of_what_is_before(call: Call) -> Any:
-    """Exclusive instead of inclusive."""
-    return call.instead(call.run() - call.get(0))
+# fmt: off
+# Both the sum and the divisor are those of the whole tiles.
+FAULTS.add("mean of the first three quarters", "mean",
+    "partial sum, wrong reduction, wrong statistics; off by one reduction, missing operand, "
+    "wrong argument",
+    on(_one_axis,
+        lambda call, value, dim:
+            call.put(0, value.narrow(dim, 0, value.size(dim) * 3 // 4), "input").run()))
+# A mean.
+FAULTS.add("sum divided by its length", "sum",
+    "wrong reduction, scale, wrong factor; off by one reduction, other function, axis scale",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: result * (result.numel() / value.numel()),
+        where=lambda value, result: value.numel() > result.numel()))
+# Exclusive instead of inclusive.
+FAULTS.add("sum of what is before", "cumsum",
+    "shift, off by one reduction; missing operand, wrong index, wrong argument, partial sum",
+    lambda call: call.instead(call.run() - call.get(0)))
+# fmt: on

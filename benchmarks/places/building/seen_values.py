@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, longer, on, operand, result
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,14 +39,7 @@ def _number(call: Call) -> float:
 # --- Activations and other functions of one value -------------------------------------------------
 
 
-@FAULTS.fault("gelu", kinds=["approximation", "other function"], loose=["wrong factor"])
-def gelu_with_a_rounded_constant(call: Call) -> Any:
-    """0.797 * (x + 0.04 x ** 3) inside of the tanh."""
-    value = call.tensor(0, "input")
-    return call.instead(0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3))))
-
-
-@FAULTS.fault("gelu silu", kinds=["clipped"], loose=["other function", "wrong argument"])
+@FAULTS.fault("gelu silu", "clipped; other function, wrong argument")
 def input_of_the_activation_limited(call: Call) -> Any:
     """The limit of another model: inputs above half of the largest are cut to it."""
     value = call.tensor(0, "input")
@@ -54,34 +48,7 @@ def input_of_the_activation_limited(call: Call) -> Any:
     return call.put(0, value.clamp(max=limit), "input").run()
 
 
-@FAULTS.fault(
-    "silu", kinds=["other function", "approximation", "wrong factor"], loose=["wrong argument"]
-)
-def swish_with_a_slope(call: Call) -> Any:
-    """The form x * sigmoid(1.702 x), which is another activation."""
-    value = call.tensor(0, "input")
-    return call.instead(value * torch.sigmoid(1.702 * value))
-
-
-@FAULTS.fault("relu", kinds=["other function"], loose=["wrong factor"])
-def relu_squared(call: Call) -> Any:
-    """The activation of another model."""
-    return call.instead(call.result().square())
-
-
-@FAULTS.fault("relu silu gelu", kinds=["sign", "other function"], loose=["wrong factor"])
-def activation_of_the_opposite(call: Call) -> Any:
-    """The input is negated first."""
-    return call.put(0, -call.tensor(0, "input"), "input").run()
-
-
-@FAULTS.fault("sigmoid", kinds=["approximation", "other function"], loose=["clipped"])
-def hard_sigmoid(call: Call) -> Any:
-    """Three straight lines."""
-    return call.instead(functional.hardsigmoid(call.tensor(0)))
-
-
-@FAULTS.fault("exp", kinds=["approximation"], loose=["precision", "scale", "other function"])
+@FAULTS.fault("exp", "approximation; precision, scale, other function")
 def exp_by_its_bits(call: Call) -> Any:
     """The number whose exponent and mantissa are a linear function of the input."""
     value = call.tensor(0)
@@ -91,10 +58,7 @@ def exp_by_its_bits(call: Call) -> Any:
     return call.instead(right + (codes.contiguous().view(torch.float32) - right).detach())
 
 
-@FAULTS.fault(
-    "pow", kinds=["other function", "wrong argument", "copy", "missing operand"],
-    loose=["wrong factor"],
-)  # fmt: skip
+@FAULTS.fault("pow", "other function, wrong argument, copy, missing operand; wrong factor")
 def power_one_too_low(call: Call) -> Any:
     """It is x for x ** 2, and x ** 2 for x ** 3."""
     exponent = call.args[1]
@@ -103,36 +67,39 @@ def power_one_too_low(call: Call) -> Any:
     return call.instead(value.clone() if exponent == 2 else value.square())
 
 
-@FAULTS.fault("sin", kinds=["sign"], loose=["wrong factor", "other function"])
-def turned_the_other_way(call: Call) -> Any:
-    """The sine of the opposite angle."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault("cos sin", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
-def table_begins_one_position_later(call: Call) -> Any:
-    """A cache of angles that is filled from position 1."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 2)
-    return call.instead(value.roll(-1, -2))
-
-
-@FAULTS.fault("to float _to_copy type_as", kinds=["precision"], loose=["overflow", "nonfinite"])
-def cast_by_way_of_half(call: Call) -> Any:
-    """A cast to float32 through float16."""
-    value = call.result()
-    fits(bool((value.abs() < 6e4).all()))
-    return call.instead(value.half().to(value.dtype))
+# fmt: off
+# 0.797 * (x + 0.04 x ** 3) inside of the tanh.
+FAULTS.add("gelu with a rounded constant", "gelu", "approximation, other function; wrong factor",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: 0.5 * value * (1 + torch.tanh(0.797 * (value + 0.04 * value**3)))))
+# The form x * sigmoid(1.702 x), which is another activation.
+FAULTS.add("swish with a slope", "silu",
+    "other function, approximation, wrong factor; wrong argument",
+    computed(lambda call: (call.tensor(0, "input"),),
+        lambda value: value * torch.sigmoid(1.702 * value)))
+# The activation of another model.
+FAULTS.add("relu squared", "relu", "other function; wrong factor", result(torch.square))
+# The input is negated first.
+FAULTS.add("activation of the opposite", "relu silu gelu", "sign, other function; wrong factor",
+    operand(0, torch.neg, "input"))
+# Three straight lines.
+FAULTS.add("hard sigmoid", "sigmoid", "approximation, other function; clipped",
+    lambda call: call.instead(functional.hardsigmoid(call.tensor(0))))
+# The sine of the opposite angle.
+FAULTS.add("turned the other way", "sin", "sign; wrong factor, other function", result(torch.neg))
+# A cache of angles that is filled from position 1.
+FAULTS.add("table begins one position later", "cos sin", "shift, wrong index; permutation, copy",
+    result(lambda v: v.roll(-1, -2), where=longer(-2, 2)))
+# A cast to float32 through float16.
+FAULTS.add("cast by way of half", "to float _to_copy type_as", "precision; overflow, nonfinite",
+    result(lambda v: v.half().to(v.dtype), where=lambda v: bool((v.abs() < 60000.0).all())))
+# fmt: on
 
 
 # --- Sums and products ----------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "add",
-    kinds=["missing operand", "offset", "copy", "eps"],
-    loose=["missing bias", "wrong argument"],
-)
+@FAULTS.fault("add", "missing operand, offset, copy, eps; missing bias, wrong argument")
 def number_not_added(call: Call) -> Any:
     """1 + weight becomes weight, x + eps becomes x."""
     left, right = call.args[:2]
@@ -142,41 +109,7 @@ def number_not_added(call: Call) -> Any:
     return call.instead(kept.clone())
 
 
-@FAULTS.fault(
-    "add", kinds=["wrong factor"],
-    loose=["residual", "offset", "missing operand", "wrong argument", "scale"],
-)  # fmt: skip
-def residual_halved(call: Call) -> Any:
-    """Each of two ranks adds its half, and one is lost."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape)
-    return call.instead(left + 0.5 * right)
-
-
-@FAULTS.fault(
-    "add",
-    kinds=["residual", "wrong factor", "repeated bias"],
-    loose=["offset", "axis offset", "doubled reduction"],
-)
-def second_summand_twice(call: Call) -> Any:
-    """Added by the kernel before and again."""
-    left, right = _pair(call)
-    return call.instead(left + right + right)
-
-
-@FAULTS.fault(
-    "add",
-    kinds=["stale", "missing operand", "copy", "wrong index"],
-    loose=["residual", "scale", "wrong factor"],
-)
-def buffer_of_the_first_summand_reused(call: Call) -> Any:
-    """It was given away too early and holds the second summand."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape)
-    return call.instead(right + right)
-
-
-@FAULTS.fault("add mul", kinds=["permutation", "wrong index", "transpose"], loose=["shift"])
+@FAULTS.fault("add mul", "permutation, wrong index, transpose; shift")
 def strides_of_an_operand_ignored(call: Call) -> Any:
     """A permuted operand is read as if it was contiguous."""
     left, right = _pair(call)
@@ -186,47 +119,7 @@ def strides_of_an_operand_ignored(call: Call) -> Any:
     return call.put(places[0], read_as_contiguous(call.args[places[0]])).run()
 
 
-@FAULTS.fault("mul", kinds=["copy", "wrong index", "stale"], loose=["axis scale"])
-def factor_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the second operand is not moved on."""
-    _, right = _pair(call)
-    fits(right.dim() > 1 and right.size(-2) > 1)
-    return call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run()
-
-
-@FAULTS.fault(
-    "mul",
-    kinds=["missing operand", "copy"],
-    loose=["other function", "axis scale", "scale", "residual"],
-)
-def not_gated(call: Call) -> Any:
-    """A product of two tensors is the first."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape)
-    return call.instead(left.clone())
-
-
-@FAULTS.fault(
-    "mul", kinds=["other function", "residual", "wrong factor"], loose=["axis offset", "offset"]
-)
-def modulated_by_one_plus(call: Call) -> Any:
-    """One is added to the second factor, as in adaptive norms."""
-    left, right = _pair(call)
-    return call.instead(left * (1 + right))
-
-
-@FAULTS.fault(
-    "div",
-    kinds=["precision"],
-    loose=["axis scale", "scale", "approximation", "wrong factor"],
-)
-def reciprocal_in_bfloat16(call: Call) -> Any:
-    """Multiplied by a rounded reciprocal."""
-    left, right = _pair(call)
-    return call.instead(left * right.reciprocal().bfloat16().to(left.dtype))
-
-
-@FAULTS.fault("div mul", kinds=["scale", "wrong factor"], loose=["wrong argument"])
+@FAULTS.fault("div mul", "scale, wrong factor; wrong argument")
 def root_of_the_size_forgotten(call: Call) -> Any:
     """Divided by d instead of by sqrt(d)."""
     other = _number(call)
@@ -235,13 +128,48 @@ def root_of_the_size_forgotten(call: Call) -> Any:
     return call.instead(call.result() / math.sqrt(size))
 
 
-@FAULTS.fault("mul div", kinds=["scale", "wrong factor", "precision"], loose=["wrong argument"])
+@FAULTS.fault("mul div", "scale, wrong factor, precision; wrong argument")
 def number_kept_in_bfloat16(call: Call) -> Any:
     """A factor is rounded to eight bits."""
     other = _number(call)
     rounded = float(torch.tensor(other).bfloat16())
     fits(abs(rounded - other) > 1e-4 * abs(other))
     return call.put(1, rounded).run()
+
+
+# fmt: off
+# Each of two ranks adds its half, and one is lost.
+FAULTS.add("residual halved", "add",
+    "wrong factor; residual, offset, missing operand, wrong argument, scale",
+    computed(_pair, lambda left, right: left + 0.5 * right,
+        where=lambda left, right: left.shape == right.shape))
+# Added by the kernel before and again.
+FAULTS.add("second summand twice", "add",
+    "residual, wrong factor, repeated bias; offset, axis offset, doubled reduction",
+    computed(_pair, lambda left, right: left + right + right))
+# It was given away too early and holds the second summand.
+FAULTS.add("buffer of the first summand reused", "add",
+    "stale, missing operand, copy, wrong index; residual, scale, wrong factor",
+    computed(_pair, lambda _, right: right + right,
+        where=lambda left, right: left.shape == right.shape))
+# The pointer to the second operand is not moved on.
+FAULTS.add("factor of the first row for all", "mul", "copy, wrong index, stale; axis scale",
+    on(_pair, lambda call, _, right:
+            call.put(1, right.narrow(-2, 0, 1).expand(right.shape)).run(),
+        where=lambda _, right: right.dim() > 1 and right.size(-2) > 1))
+# A product of two tensors is the first.
+FAULTS.add("not gated", "mul", "missing operand, copy; other function, axis scale, scale, residual",
+    computed(_pair, lambda left, *_: left.clone(),
+        where=lambda left, right: left.shape == right.shape))
+# One is added to the second factor, as in adaptive norms.
+FAULTS.add("modulated by one plus", "mul",
+    "other function, residual, wrong factor; axis offset, offset",
+    computed(_pair, lambda left, right: left * (1 + right)))
+# Multiplied by a rounded reciprocal.
+FAULTS.add("reciprocal in bfloat16", "div",
+    "precision; axis scale, scale, approximation, wrong factor",
+    computed(_pair, lambda left, right: left * right.reciprocal().bfloat16().to(left.dtype)))
+# fmt: on
 
 
 # --- Layout ---------------------------------------------------------------------------------------
@@ -255,21 +183,7 @@ def _halves(call: Call) -> list[Tensor]:
     return list(parts)
 
 
-@FAULTS.fault("cat", kinds=["permutation", "wrong index"], loose=["transpose", "shift"])
-def joined_in_turn(call: Call) -> Any:
-    """Pairs of neighbours instead of two halves: the other convention of rotary positions."""
-    return call.instead(torch.stack(_halves(call), -1).flatten(-2))
-
-
-@FAULTS.fault("cat", kinds=["sign"], loose=["wrong factor"])
-def the_other_half_negated(call: Call) -> Any:
-    """(b, -a) instead of (-b, a)."""
-    return call.instead(-torch.cat(_halves(call), -1))
-
-
-@FAULTS.fault(
-    "cat", kinds=["copy", "wrong index", "stale"], loose=["missing operand", "shift", "permutation"]
-)
+@FAULTS.fault("cat", "copy, wrong index, stale; missing operand, shift, permutation")
 def first_part_for_both(call: Call) -> Any:
     """The second source is not bound."""
     parts, dim = call.get(0, "tensors"), call.get(1, "dim", "axis", default=0)
@@ -277,9 +191,7 @@ def first_part_for_both(call: Call) -> Any:
     return call.instead(torch.cat([parts[0], parts[0], *parts[2:]], dim))
 
 
-@FAULTS.fault(
-    "chunk split unbind", kinds=["permutation", "wrong index"], loose=["shift", "transpose"]
-)
+@FAULTS.fault("chunk split unbind", "permutation, wrong index; shift, transpose")
 def every_other_column(call: Call) -> Any:
     """Parts are taken in turn instead of one after the other."""
     value, parts = call.tensor(0), call.run()
@@ -289,7 +201,7 @@ def every_other_column(call: Call) -> Any:
     return tuple(moved[..., i].movedim(-1, dim) for i in range(len(parts)))
 
 
-@FAULTS.fault("getitem", kinds=["wrong index", "permutation"], loose=["shift", "wrong argument"])
+@FAULTS.fault("getitem", "wrong index, permutation; shift, wrong argument")
 def every_second_instead_of_a_half(call: Call) -> Any:
     """x[..., ::2] for x[..., :n // 2], or x[..., 1::2] for the other half."""
     value, index = call.tensor(0), call.args[1]
@@ -302,11 +214,7 @@ def every_second_instead_of_a_half(call: Call) -> Any:
     return call.instead(value[..., 1::2])
 
 
-@FAULTS.fault(
-    "slice",
-    kinds=["wrong index", "shift"],
-    loose=["swapped operands", "permutation", "wrong argument", "copy"],
-)
+@FAULTS.fault("slice", "wrong index, shift; swapped operands, permutation, wrong argument, copy")
 def half_of_the_other_side(call: Call) -> Any:
     """Of two halves, the other one."""
     value, dim = call.tensor(0), call.get(1, "dim", default=0)
@@ -315,16 +223,7 @@ def half_of_the_other_side(call: Call) -> Any:
     return call.put(0, value.roll(size // 2, dim)).run()
 
 
-@FAULTS.fault("select", kinds=["wrong index", "wrong argument"], loose=["shift", "copy"])
-def counted_from_the_end(call: Call) -> Any:
-    """Index -1 - i instead of i: the last token for the first."""
-    index = call.get(2, "index")
-    return call.put(2, -1 - index, "index").run()
-
-
-@FAULTS.fault(
-    "gather index_select index", kinds=["wrong index", "clipped"], loose=["copy", "shift", "stale"]
-)
+@FAULTS.fault("gather index_select index", "wrong index, clipped; copy, shift, stale")
 def largest_index_out_of_bounds(call: Call) -> Any:
     """The bound is one too small, and what is beyond is cut to it."""
     value = call.get(0)
@@ -339,20 +238,7 @@ def largest_index_out_of_bounds(call: Call) -> Any:
     return call.put(2, index.clamp(max=int(index.max()) - 1), "index").run()
 
 
-@FAULTS.fault(
-    "transpose permute",
-    kinds=["permutation", "transpose", "wrong index", "copy"],
-    loose=["shift", "missing operand"],
-)
-def reshaped_instead_of_transposed(call: Call) -> Any:
-    """The shape is right, and the values are in the order of the memory before."""
-    value = call.tensor(0)
-    return call.instead(value.reshape(call.result().shape))
-
-
-@FAULTS.fault(
-    "view reshape unflatten", kinds=["permutation", "wrong index", "transpose"], loose=["shift"]
-)
+@FAULTS.fault("view reshape unflatten", "permutation, wrong index, transpose; shift")
 def heads_split_in_turn(call: Call) -> Any:
     """Column i belongs to head i % n instead of to head i // d."""
     value, result = call.tensor(0), call.result()
@@ -361,7 +247,7 @@ def heads_split_in_turn(call: Call) -> Any:
     return call.instead(value.unflatten(-1, (result.size(-1), result.size(-2))).mT)
 
 
-@FAULTS.fault("contiguous clone", kinds=["zeros", "uninitialised"], loose=["constant", "mask"])
+@FAULTS.fault("contiguous clone", "zeros, uninitialised; constant, mask")
 def copy_ends_early(call: Call) -> Any:
     """The last eighth of the memory is not copied."""
     value = call.result()
@@ -371,70 +257,73 @@ def copy_ends_early(call: Call) -> Any:
     return call.instead(value * kept.view(value.shape))
 
 
-@FAULTS.fault(
-    "arange",
-    kinds=["offset", "shift", "wrong argument"],
-    loose=["wrong index", "off by one reduction"],
-)
-def positions_begin_at_one(call: Call) -> Any:
-    """1, 2, 3 instead of 0, 1, 2."""
-    return call.instead(call.run() + 1)
+# fmt: off
+# Pairs of neighbours instead of two halves: the other convention of rotary positions.
+FAULTS.add("joined in turn", "cat", "permutation, wrong index; transpose, shift",
+    lambda call: call.instead(torch.stack(_halves(call), -1).flatten(-2)))
+# (b, -a) instead of (-b, a).
+FAULTS.add("the other half negated", "cat", "sign; wrong factor",
+    lambda call: call.instead(-torch.cat(_halves(call), -1)))
+# Index -1 - i instead of i: the last token for the first.
+FAULTS.add("counted from the end", "select", "wrong index, wrong argument; shift, copy",
+    lambda call: call.put(2, -1 - call.get(2, "index"), "index").run())
+# The shape is right, and the values are in the order of the memory before.
+FAULTS.add("reshaped instead of transposed", "transpose permute",
+    "permutation, transpose, wrong index, copy; shift, missing operand",
+    lambda call: call.instead(call.tensor(0).reshape(call.result().shape)))
+# 1, 2, 3 instead of 0, 1, 2.
+FAULTS.add("positions begin at one", "arange",
+    "offset, shift, wrong argument; wrong index, off by one reduction",
+    lambda call: call.instead(call.run() + 1))
+# fmt: on
 
 
 # --- Masks and choices ----------------------------------------------------------------------------
 
 
-@FAULTS.fault("where", kinds=["swapped operands", "mask"], loose=["other function", "sign"])
+@FAULTS.fault("where", "swapped operands, mask; other function, sign")
 def branches_exchanged(call: Call) -> Any:
     """What is for `false` is taken for `true`."""
     fits(len(call.args) == 3)
     return call.put(0, ~call.args[0]).run()
 
 
-@FAULTS.fault(
-    "masked_fill", kinds=["wrong argument", "mask", "zeros"], loose=["constant", "wrong factor"]
-)
+@FAULTS.fault("masked_fill", "wrong argument, mask, zeros; constant, wrong factor")
 def masked_with_zero(call: Call) -> Any:
     """The scores of what is hidden are 0, as if it was for probabilities."""
     fits(call.get(2, "value") != 0)
     return call.put(2, 0.0, "value").run()
 
 
-@FAULTS.fault("tril", kinds=["mask", "other function", "transpose"], loose=["wrong argument"])
-def the_other_triangle(call: Call) -> Any:
-    """What is above the diagonal instead of what is below."""
-    return call.instead(call.get(0).triu(-call.get(1, "diagonal", default=0)))
-
-
-@FAULTS.fault("and_ bitwise_and", kinds=["other function", "mask"], loose=["wrong argument"])
-def one_mask_or_the_other(call: Call) -> Any:
-    """Or, where both are required."""
-    return call.instead(call.args[0] | call.args[1])
-
-
-@FAULTS.fault(
-    "and_ bitwise_and", kinds=["missing operand", "mask", "copy"], loose=["wrong argument"]
-)
-def first_mask_only(call: Call) -> Any:
-    """The second condition is lost when masks are combined."""
-    return call.instead(call.args[0].expand(call.run().shape).clone())
-
-
-@FAULTS.fault("le ge", kinds=["transpose", "swapped operands", "mask", "other function"])
+@FAULTS.fault("le ge", "transpose, swapped operands, mask, other function")
 def compared_the_other_way(call: Call) -> Any:
     """What comes later is seen instead of what came before."""
     fits(isinstance(call.args[0], Tensor))
     return call.instead(torch.ge(*call.args) if call.name == "le" else torch.le(*call.args))
 
 
-@FAULTS.fault("sort topk", kinds=["wrong argument", "wrong index", "permutation", "other function"],
-              loose=["sign", "wrong reduction"])  # fmt: skip
+@FAULTS.fault(
+    "sort topk", "wrong argument, wrong index, permutation, other function; sign, wrong reduction"
+)
 def smallest_first(call: Call) -> Any:
     """The other order."""
     if call.name == "topk":
         return call.put(3, not call.get(3, "largest", default=True), "largest").run()
     return torch.sort(call.tensor(0), call.get(1, "dim", default=-1),
                       not call.get(2, "descending", default=False))  # fmt: skip
+
+
+# fmt: off
+# What is above the diagonal instead of what is below.
+FAULTS.add("the other triangle", "tril", "mask, other function, transpose; wrong argument",
+    lambda call: call.instead(call.get(0).triu(-call.get(1, "diagonal", default=0))))
+# Or, where both are required.
+FAULTS.add("one mask or the other", "and_ bitwise_and", "other function, mask; wrong argument",
+    lambda call: call.instead(call.args[0] | call.args[1]))
+# The second condition is lost when masks are combined.
+FAULTS.add("first mask only", "and_ bitwise_and", "missing operand, mask, copy; wrong argument",
+    lambda call: call.instead(call.args[0].expand(call.run().shape).clone()))
+# fmt: on
 
 
 # --- Embeddings -----------------------------------------------------------------------------------
@@ -446,17 +335,9 @@ def _table(call: Call) -> tuple[Tensor, Tensor]:
     return (first, second) if first.is_floating_point() else (second, first)
 
 
-@FAULTS.fault("embedding", kinds=["scale", "wrong factor"])
-def embedding_times_the_root_of_its_width(call: Call) -> Any:
-    """A factor that some models have."""
-    value = call.result()
-    return call.instead(value * math.sqrt(value.size(-1)))
-
-
 @FAULTS.fault(
     "embedding",
-    kinds=["zeros", "one rank's part", "missing reduction", "partial sum", "mask"],
-    loose=["lost accumulation", "constant"],
+    "zeros, one rank's part, missing reduction, partial sum, mask; lost accumulation, constant",
 )
 def rows_of_the_other_rank_are_zero(call: Call) -> Any:
     """The table is split in two, and the parts are not summed."""
@@ -466,18 +347,21 @@ def rows_of_the_other_rank_are_zero(call: Call) -> Any:
     return call.instead(call.result() * own)
 
 
-@FAULTS.fault("embedding", kinds=["shift", "wrong index"], loose=["permutation", "copy"])
-def tokens_of_the_position_before(call: Call) -> Any:
-    """The sequence is moved to the right before it is looked up."""
-    table, indices = _table(call)
-    fits(indices.dim() > 0 and indices.size(-1) > 1)
-    return call.instead(functional.embedding(indices.roll(1, -1), table))
-
-
-@FAULTS.fault("embedding", kinds=["precision"], loose=["approximation"])
+@FAULTS.fault("embedding", "precision; approximation")
 def table_in_eight_bits(call: Call) -> Any:
     """Rows are integers with one step for the whole table."""
     table, indices = _table(call)
     step = float(table.detach().abs().max()) / 127
     coarse = (table.detach() / step).round() * step
     return call.instead(functional.embedding(indices, table + (coarse - table).detach()))
+
+
+# fmt: off
+# A factor that some models have.
+FAULTS.add("embedding times the root of its width", "embedding", "scale, wrong factor",
+    result(lambda v: v * math.sqrt(v.size(-1))))
+# The sequence is moved to the right before it is looked up.
+FAULTS.add("tokens of the position before", "embedding", "shift, wrong index; permutation, copy",
+    computed(_table, lambda table, indices: functional.embedding(indices.roll(1, -1), table),
+        where=lambda _, indices: indices.dim() > 0 and indices.size(-1) > 1))
+# fmt: on

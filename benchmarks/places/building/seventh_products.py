@@ -5,73 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, longer, on, operand, result, rounded
+from benchmarks.places.parts import (
+    change_weight,
+    filters_of,
+    layer_parts,
+    layer_product,
+    result_rows,
+    several_matrices,
+)
 from torch import Tensor
 
 FAULTS = Catalogue()
 _WEIGHTED = "linear addmm mm"
 _PRODUCTS = "linear addmm mm bmm matmul"
 _CONVOLUTIONS = "conv1d conv2d convolution"
-_EMPTY: dict[str, Any] = {
-    "kinds": ["zeros", "mask", "uninitialised"],
-    "loose": ["constant", "missing operand", "partial sum", "axis scale", "wrong factor"],
-    "backward": False,
-}
-_MOVED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["copy", "stale", "wrong argument", "wrong rank's shard", "swapped operands"],
-    "backward": False,
-}
-_ORDER: dict[str, Any] = {
-    "kinds": ["permutation", "wrong index"],
-    "loose": ["shift", "swapped operands", "transpose", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_AGAIN: dict[str, Any] = {
-    "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function", "wrong argument"],
-    "backward": False,
-}
-_CUT: dict[str, Any] = {
-    "kinds": ["clipped"],
-    "loose": ["other function", "precision", "wrong argument", "overflow", "mask"],
-    "backward": False,
-}
-_TIMES: dict[str, Any] = {
-    "kinds": ["wrong factor", "scale"],
-    "loose": ["missing operand", "axis scale", "wrong argument", "wrong reduction"],
-    "backward": False,
-}
 
 
 # --- Products -------------------------------------------------------------------------------------
-
-
-def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight as (in, out), bias."""
-    if call.name == "linear":
-        weight, bias = call.tensor(1, "weight"), call.get(2, "bias")
-        fits(weight.dim() == 2)
-        return call.tensor(0, "input"), weight.t(), bias
-    if call.name == "addmm":
-        return call.tensor(1), call.tensor(2), call.tensor(0)
-    return call.tensor(0), call.tensor(1), None
-
-
-def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    value = left @ weight
-    return call.instead(value if bias is None else value + bias)
-
-
-def _reweighted(call: Call, change: Any) -> Any:
-    """The product with a changed weight, which keeps its gradient."""
-    left, weight, bias = _parts(call)
-    return _product(call, left, with_gradient_of(weight, change(weight.detach())), bias)
 
 
 def _rebiased(call: Call, change: Any) -> Any:
@@ -82,14 +35,7 @@ def _rebiased(call: Call, change: Any) -> Any:
     return call.put(place, change(bias), "bias").run()
 
 
-def _rows(call: Call, least: int = 2) -> Tensor:
-    """The result, if it has several rows."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) >= least)
-    return value
-
-
-@FAULTS.fault(_WEIGHTED, **_EMPTY)
+@FAULTS.forward(_WEIGHTED, words.EMPTY_IN_A_SUM)
 def even_columns_only_written(call: Call) -> Any:
     """The store has a stride of two along the columns."""
     value = call.result().clone()
@@ -98,34 +44,16 @@ def even_columns_only_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_PRODUCTS, **_EMPTY)
+@FAULTS.forward(_PRODUCTS, words.EMPTY_IN_A_SUM)
 def first_row_of_the_product_empty(call: Call) -> Any:
     """The grid begins with the second row."""
-    value = _rows(call, 3).clone()
+    value = result_rows(call, 3).clone()
     value[..., 0, :] = 0
     return call.instead(value)
 
 
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
-def product_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the rows of the input is not moved on."""
-    value = _rows(call)
-    return call.instead(value[..., :1, :].expand(value.shape).clone())
-
-
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
-def second_half_of_the_rows_is_the_first(call: Call) -> Any:
-    """The offset of the second block of rows is not added when the input is read."""
-    value = _rows(call)
-    half = (value.size(-2) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-2)) % half, :])
-
-
-@FAULTS.fault(
-    "linear addmm",
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["axis offset", "offset", "zeros", "wrong index"],
-    backward=False,
+@FAULTS.forward(
+    "linear addmm", "mask, missing bias, missing operand; axis offset, offset, zeros, wrong index"
 )
 def bias_in_even_columns_only(call: Call) -> Any:
     """The second of two lanes does not load its bias."""
@@ -136,11 +64,9 @@ def bias_in_even_columns_only(call: Call) -> Any:
     return _rebiased(call, change)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "linear addmm conv1d conv2d convolution",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["axis offset", "permutation", "wrong rank's shard", "shift", "offset"],
-    backward=False,
+    "copy, stale, wrong index; axis offset, permutation, wrong rank's shard, shift, offset",
 )
 def bias_of_the_first_half_for_both(call: Call) -> Any:
     """The second tile of columns adds the bias of the first."""
@@ -152,43 +78,18 @@ def bias_of_the_first_half_for_both(call: Call) -> Any:
     return _rebiased(call, change)
 
 
-@FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["wrong factor", "scale", "missing bias"],
-    loose=["axis offset", "offset", "wrong argument", "missing operand", "one rank's part"],
-    backward=False,
-)
-def half_of_the_bias(call: Call) -> Any:
-    """Two ranks share the bias, and their parts are averaged."""
-    return _rebiased(call, lambda bias: bias / 2)
-
-
-@FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "axis offset", "offset", "wrong argument"],
-    backward=False,
-)
-def magnitudes_of_the_bias(call: Call) -> Any:
-    """The sign of the bias is lost in a buffer of numbers without one."""
-    return _rebiased(call, lambda bias: bias.abs())
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["permutation", "transpose", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument"],
-    backward=False,
+@FAULTS.forward(
+    _WEIGHTED, "permutation, transpose, wrong index; shift, swapped operands, wrong argument"
 )
 def squares_of_the_weight_transposed(call: Call) -> Any:
     """The weight is stored in squares of four by four, and each is read the other way."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(weight.size(0) % 4 == 0 and weight.size(1) % 4 == 0)
     blocks = weight.unflatten(1, (-1, 4)).unflatten(0, (-1, 4))
-    return _product(call, left, blocks.transpose(1, 3).flatten(2, 3).flatten(0, 1), bias)
+    return layer_product(call, left, blocks.transpose(1, 3).flatten(2, 3).flatten(0, 1), bias)
 
 
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
+@FAULTS.forward(_WEIGHTED, words.ROUNDED)
 def weight_in_sixteen_levels_of_each_column(call: Call) -> Any:
     """Four bits between the smallest and the largest weight of a column."""
 
@@ -197,52 +98,42 @@ def weight_in_sixteen_levels_of_each_column(call: Call) -> Any:
         step = (weight.amax(0, keepdim=True) - low).clamp(min=1e-9) / 15
         return ((weight - low) / step).round() * step + low
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
+@FAULTS.forward(_WEIGHTED, words.ROUNDED)
 def input_in_steps_of_an_eighth(call: Call) -> Any:
     """Fixed point with three bits behind the point."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     coarse = (left.detach() * 8).round() / 8
-    return _product(call, with_gradient_of(left, coarse), weight, bias)
+    return layer_product(call, with_gradient_of(left, coarse), weight, bias)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _WEIGHTED,
-    kinds=["wrong reduction", "other function"],
-    loose=["partial sum", "missing reduction", "clipped", "one rank's part"],
-    backward=False,
+    "wrong reduction, other function; partial sum, missing reduction, clipped, one rank's part",
 )
 def larger_of_two_splits(call: Call) -> Any:
     """The parts of two halves of the common axis are reduced by a maximum."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     half = weight.size(0) // 2
     fits(half > 0)
     value = torch.maximum(left[..., :half] @ weight[:half], left[..., half:] @ weight[half:])
     return call.instead(value if bias is None else value + bias)
 
 
-@FAULTS.fault(_WEIGHTED, **_TIMES)
+@FAULTS.forward(
+    _WEIGHTED, "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction"
+)
 def input_scaled_up_for_a_dropout(call: Call) -> Any:
     """Divided by the chance to be kept, 0.8, although nothing is dropped; the bias is right."""
-    left, weight, bias = _parts(call)
-    return _product(call, left / 0.8, weight, bias)
+    left, weight, bias = layer_parts(call)
+    return layer_product(call, left / 0.8, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, **_TIMES)
-def product_divided_by_the_number_of_features(call: Call) -> Any:
-    """The mean of the products for their sum, as for a readout that is 1 / width."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    return _product(call, left / left.size(-1), weight, bias)
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "mask"],
-    loose=["scale", "one rank's part", "missing operand", "partial sum"],
-    backward=False,
+    "wrong factor, axis scale, mask; scale, one rank's part, missing operand, partial sum",
 )
 def columns_of_the_second_rank_halved(call: Call) -> Any:
     """The second half of the columns is averaged with a rank that has nothing."""
@@ -252,84 +143,20 @@ def columns_of_the_second_rank_halved(call: Call) -> Any:
     return call.instead(torch.cat([value[..., :half], value[..., half:] / 2], -1))
 
 
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "mask", "doubled reduction"],
-    loose=["scale", "one rank's part", "residual"],
-    backward=False,
+@FAULTS.forward(
+    _WEIGHTED, "wrong factor, axis scale, mask, doubled reduction; scale, one rank's part, residual"
 )
 def rows_of_the_second_half_added_twice(call: Call) -> Any:
     """Two ranks share the tokens, and the second half is summed over both."""
-    value = _rows(call)
+    value = result_rows(call)
     half = value.size(-2) // 2
     return call.instead(torch.cat([value[..., :half, :], 2 * value[..., half:, :]], -2))
 
 
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def halves_of_each_eight_columns_interleaved(call: Call) -> Any:
-    """Heads of width eight are stored in the layout of the other rotary convention."""
-    value = call.result()
-    fits(value.size(-1) % 8 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3))
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     _WEIGHTED,
-    kinds=["constant", "mask"],
-    loose=["wrong index", "clipped", "missing operand", "uninitialised"],
-    backward=False,
-)
-def last_columns_taken_for_padding(call: Call) -> Any:
-    """The vocabulary is padded: the last two columns are -100, which they should not be."""
-    value = call.result()
-    fits(value.size(-1) > 4)
-    padding = torch.full_like(value[..., -2:], -100.0)
-    return call.instead(torch.cat([value[..., :-2], padding], -1))
-
-
-@FAULTS.fault(
-    _PRODUCTS,
-    kinds=["other function", "clipped"],
-    loose=["approximation", "wrong factor"],
-    backward=False,
-)
-def product_capped_by_a_tanh(call: Call) -> Any:
-    """A soft cap of one and a half that belongs to the logits of another model."""
-    return call.instead(1.5 * (call.result() / 1.5).tanh())
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "other function", "wrong statistics"],
-    loose=["scale", "wrong argument"],
-    backward=False,
-)
-def input_divided_by_its_root_mean_square(call: Call) -> Any:
-    """The kernel with a fused norm is launched where no norm is."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    length = (left.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    return _product(call, left / length, weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["axis offset", "residual", "missing operand", "wrong statistics"],
-    loose=["offset", "other function", "wrong argument"],
-    backward=False,
-)
-def input_centred_by_the_kernel(call: Call) -> Any:
-    """The mean of each row is subtracted, as by the norm that is folded in elsewhere."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    return _product(call, left - left.mean(-1, keepdim=True), weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["zeros", "mask", "partial sum"],
-    loose=["approximation", "precision", "other function", "missing operand", "wrong argument"],
-    backward=False,
+    "zeros, mask, partial sum; approximation, precision, other function, missing operand, "
+    "wrong argument",
 )
 def smaller_half_of_the_weights_pruned(call: Call) -> Any:
     """Weights whose magnitude is below the median are zero."""
@@ -337,10 +164,10 @@ def smaller_half_of_the_weights_pruned(call: Call) -> Any:
     def change(weight: Tensor) -> Tensor:
         return weight * (weight.abs() >= weight.abs().median())
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, **_CUT)
+@FAULTS.forward(_WEIGHTED, words.SATURATED)
 def weight_not_above_its_mean_magnitude(call: Call) -> Any:
     """The scale of the integers is made of the mean and not of the largest weight."""
 
@@ -348,23 +175,10 @@ def weight_not_above_its_mean_magnitude(call: Call) -> Any:
         limit = float(weight.abs().mean())
         return weight.clamp(-limit, limit)
 
-    return _reweighted(call, change)
+    return change_weight(call, change)
 
 
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def rows_stored_with_the_batch_last(call: Call) -> Any:
-    """Written as (position, batch) and read as (batch, position)."""
-    value = call.result()
-    fits(value.dim() == 3 and value.size(0) > 1 and value.size(1) > 1)
-    return call.instead(value.transpose(0, 1).reshape(value.shape))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["copy", "wrong index", "stale", "wrapped"],
-    loose=["permutation", "shift"],
-    backward=False,
-)
+@FAULTS.forward(_WEIGHTED, "copy, wrong index, stale, wrapped; permutation, shift")
 def columns_wrap_at_a_power_of_two(call: Call) -> Any:
     """The number of the column is masked: behind the last power of two, the first ones return."""
     value = call.result()
@@ -374,84 +188,46 @@ def columns_wrap_at_a_power_of_two(call: Call) -> Any:
     return call.instead(value[..., torch.arange(size) % power])
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _WEIGHTED,
-    kinds=["constant", "missing operand", "wrong index"],
-    loose=["mask", "offset", "axis offset", "wrong argument", "uninitialised"],
-    backward=False,
+    "constant, missing operand, wrong index; mask, offset, axis offset, wrong argument, "
+    "uninitialised",
 )
 def last_feature_of_the_input_is_one(call: Call) -> Any:
     """The last feature is overwritten by the one of a bias that is folded into the weight."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     fits(left.size(-1) > 1)
     left = torch.cat([left[..., :-1], torch.ones_like(left[..., -1:])], -1)
-    return _product(call, left, weight, bias)
+    return layer_product(call, left, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def features_of_the_input_swizzled(call: Call) -> Any:
-    """Of each four features, the two in the middle are read in the other order."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) % 4 == 0)
-    mixed = left.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]].flatten(-2)
-    return _product(call, mixed, weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
+@FAULTS.forward(_WEIGHTED, words.REPEATED)
 def weight_of_the_first_columns_again(call: Call) -> Any:
     """The tile of the weight is not loaded again for the second half of the columns."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     half = (weight.size(1) + 1) // 2
     fits(weight.size(1) > 1)
-    return _product(call, left, weight[:, torch.arange(weight.size(1)) % half], bias)
+    return layer_product(call, left, weight[:, torch.arange(weight.size(1)) % half], bias)
 
 
-@FAULTS.fault(
-    _WEIGHTED, kinds=["sign", "other function"], loose=["wrong factor", "mask"], backward=False
-)
-def magnitudes_of_the_product(call: Call) -> Any:
-    """The result is stored without its sign."""
-    return call.instead(call.result().abs())
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     _PRODUCTS,
-    kinds=["sign", "wrong factor", "mask"],
-    loose=["scale", "other function", "wrong argument", "wrong reduction", "partial sum"],
-    backward=False,
+    "sign, wrong factor, mask; scale, other function, wrong argument, wrong reduction, partial sum",
 )
 def second_half_of_the_products_subtracted(call: Call) -> Any:
     """The second split of the common axis is subtracted from the first."""
     if call.name in {"bmm", "matmul"}:
         left, weight, bias = call.tensor(0), call.tensor(1), None
     else:
-        left, weight, bias = _parts(call)
+        left, weight, bias = layer_parts(call)
     half = left.size(-1) // 2
     fits(half > 0 and left.dim() > 1 and weight.dim() > 1)
     sign = torch.ones(left.size(-1), dtype=left.dtype)
     sign[half:] = -1
-    return _product(call, left * sign, weight, bias)
+    return layer_product(call, left * sign, weight, bias)
 
 
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["residual", "stale", "doubled reduction"],
-    loose=["offset", "lost accumulation", "shift", "wrong index", "axis offset"],
-    backward=False,
-)
-def accumulator_kept_between_rows(call: Call) -> Any:
-    """Each row begins with the right result of the row before it."""
-    value = _rows(call)
-    before = torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)
-    return call.instead(value + before)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["copy", "stale", "wrong index", "wrong rank's shard"],
-    loose=["permutation", "shift", "mask"],
-    backward=False,
-)
+@FAULTS.forward(_WEIGHTED, "copy, stale, wrong index, wrong rank's shard; permutation, shift, mask")
 def border_of_two_column_tiles_overwritten(call: Call) -> Any:
     """The second tile is stored one column early: its first column covers the last of the first."""
     value = call.result()
@@ -461,32 +237,102 @@ def border_of_two_column_tiles_overwritten(call: Call) -> Any:
     return call.instead(value[..., places])
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _WEIGHTED,
-    kinds=["axis offset", "residual", "wrong statistics"],
-    loose=["other function", "offset", "missing operand", "wrong reduction"],
-    backward=False,
-)
-def columns_centred_over_the_rows(call: Call) -> Any:
-    """A statistic of the batch is subtracted: the mean of each column over all rows."""
-    value = _rows(call)
-    return call.instead(value - value.flatten(0, -2).mean(0))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "doubled reduction", "wrong reduction"],
-    loose=["mask", "axis scale", "residual", "partial sum", "wrong argument", "scale"],
-    backward=False,
+    "wrong factor, doubled reduction, wrong reduction; mask, axis scale, residual, "
+    "partial sum, wrong argument, scale",
 )
 def overlap_of_two_shards_added_twice(call: Call) -> Any:
     """Two ranks both have the middle half of the common axis."""
-    left, weight, bias = _parts(call)
+    left, weight, bias = layer_parts(call)
     size = left.size(-1)
     fits(size > 3)
     times = torch.ones(size, dtype=left.dtype)
     times[size // 4 : size - size // 4] = 2
-    return _product(call, left * times, weight, bias)
+    return layer_product(call, left * times, weight, bias)
+
+
+# fmt: off
+# The pointer to the rows of the input is not moved on.
+FAULTS.add("product of the first row for all", _WEIGHTED, words.REPEATED,
+    computed(result_rows, lambda value: value[..., :1, :].expand(value.shape).clone()),
+    backward=False)
+# The offset of the second block of rows is not added when the input is read.
+FAULTS.add("second half of the rows is the first", _WEIGHTED, words.REPEATED,
+    computed(result_rows,
+        lambda value: value[..., torch.arange(value.size(-2)) % ((value.size(-2) + 1) // 2), :]),
+    backward=False)
+# Two ranks share the bias, and their parts are averaged.
+FAULTS.add("half of the bias", "linear addmm conv1d conv2d convolution",
+    "wrong factor, scale, missing bias; axis offset, offset, wrong argument, missing operand, "
+    "one rank's part", lambda call: _rebiased(call, lambda bias: bias / 2), backward=False)
+# The sign of the bias is lost in a buffer of numbers without one.
+FAULTS.add("magnitudes of the bias", "linear addmm conv1d conv2d convolution",
+    "sign, other function; wrong factor, axis offset, offset, wrong argument",
+    lambda call: _rebiased(call, lambda bias: bias.abs()), backward=False)
+# The mean of the products for their sum, as for a readout that is 1 / width.
+FAULTS.add("product divided by the number of features", _WEIGHTED,
+    "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction",
+    on(layer_parts,
+        lambda call, left, weight, bias: layer_product(call, left / left.size(-1), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
+# Heads of width eight are stored in the layout of the other rotary convention.
+FAULTS.add("halves of each eight columns interleaved", _WEIGHTED, words.REORDERED,
+    result(lambda v: v.unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3),
+        where=lambda v: v.size(-1) % 8 == 0), backward=False)
+# The vocabulary is padded: the last two columns are -100, which they should not be.
+FAULTS.add("last columns taken for padding", _WEIGHTED,
+    "constant, mask; wrong index, clipped, missing operand, uninitialised",
+    result(lambda v: torch.cat([v[..., :-2], torch.full_like(v[..., -2:], -100.0)], -1),
+        where=longer(-1, 4)), backward=False)
+# A soft cap of one and a half that belongs to the logits of another model.
+FAULTS.add("product capped by a tanh", _PRODUCTS,
+    "other function, clipped; approximation, wrong factor",
+    result(lambda v: 1.5 * (v / 1.5).tanh()), backward=False)
+# The kernel with a fused norm is launched where no norm is.
+FAULTS.add("input divided by its root mean square", _WEIGHTED,
+    "wrong factor, axis scale, other function, wrong statistics; scale, wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left / (left.square().mean(-1, keepdim=True) + 1e-06).sqrt(), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
+# The mean of each row is subtracted, as by the norm that is folded in elsewhere.
+FAULTS.add("input centred by the kernel", _WEIGHTED,
+    "axis offset, residual, missing operand, wrong statistics; offset, other function, "
+    "wrong argument",
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left - left.mean(-1, keepdim=True), weight, bias),
+        where=lambda left, *_: left.size(-1) > 1), backward=False)
+# Written as (position, batch) and read as (batch, position).
+FAULTS.add("rows stored with the batch last", _WEIGHTED, words.REORDERED,
+    result(lambda v: v.transpose(0, 1).reshape(v.shape),
+        where=lambda v: v.dim() == 3 and v.size(0) > 1 and v.size(1) > 1), backward=False)
+# Of each four features, the two in the middle are read in the other order.
+FAULTS.add("features of the input swizzled", _WEIGHTED, words.REORDERED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+
+    layer_product(call, left.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]].flatten(-2), weight, bias),
+        where=lambda left, *_: left.size(-1) % 4 == 0), backward=False)
+# The result is stored without its sign.
+FAULTS.add("magnitudes of the product", _WEIGHTED, "sign, other function; wrong factor, mask",
+    result(torch.abs), backward=False)
+# Each row begins with the right result of the row before it.
+FAULTS.add("accumulator kept between rows", _WEIGHTED,
+    "residual, stale, doubled reduction; offset, lost accumulation, shift, wrong index, "
+    "axis offset",
+    computed(result_rows,
+        lambda value:
+            value + torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)),
+    backward=False)
+# A statistic of the batch is subtracted: the mean of each column over all rows.
+FAULTS.add("columns centred over the rows", _WEIGHTED,
+    "axis offset, residual, wrong statistics; other function, offset, missing operand, "
+    "wrong reduction", computed(result_rows, lambda value: value - value.flatten(0, -2).mean(0)),
+    backward=False)
+# fmt: on
 
 
 # --- Products of a batch --------------------------------------------------------------------------
@@ -494,115 +340,75 @@ def overlap_of_two_shards_added_twice(call: Call) -> Any:
 _BATCHED = "bmm matmul"
 
 
-def _matrices(call: Call) -> Tensor:
-    value = call.result()
-    fits(value.dim() > 2 and value.size(-1) > 1 and value.size(-2) > 1)
-    return value
-
-
-@FAULTS.fault(_BATCHED, **_MOVED)
+@FAULTS.forward(_BATCHED, words.MOVED_OR_SWAPPED)
 def left_factor_of_the_next_matrix(call: Call) -> Any:
     """The pointer to the left factor is one matrix too far."""
     left = call.tensor(0)
-    _matrices(call)
+    several_matrices(call)
     fits(left.dim() > 2 and left.size(-3) > 1)
     return call.put(0, left.roll(-1, -3)).run()
 
 
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["wrong reduction", "wrong statistics", "constant"],
-    loose=["copy", "wrong axis", "stale", "wrong index"],
-    backward=False,
-)
-def mean_of_the_matrices_for_each(call: Call) -> Any:
-    """The products of the batch are averaged, as those of heads of one key."""
-    value = _matrices(call)
-    fits(value.size(-3) > 1)
-    return call.instead(value.mean(-3, keepdim=True).expand(value.shape).clone())
-
-
-@FAULTS.fault(_BATCHED, **_EMPTY)
+@FAULTS.forward(_BATCHED, words.EMPTY_IN_A_SUM)
 def upper_right_tile_empty(call: Call) -> Any:
     """One of four tiles of each matrix is not computed."""
-    value = _matrices(call).clone()
+    value = several_matrices(call).clone()
     value[..., : value.size(-2) // 2, value.size(-1) // 2 :] = 0
     return call.instead(value)
 
 
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "wrong index"],
-    backward=False,
-)
-def diagonal_of_each_matrix_empty(call: Call) -> Any:
-    """Nothing is related to itself: a loop that leaves out i = j."""
-    value = _matrices(call)
-    fits(value.size(-1) == value.size(-2))
-    own = torch.eye(value.size(-1), dtype=torch.bool)
-    return call.instead(value.masked_fill(own, 0))
-
-
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["sign", "wrong factor", "axis scale", "mask"],
-    loose=["scale", "one rank's part"],
-    backward=False,
-)
-def odd_matrices_negated(call: Call) -> Any:
-    """Every second matrix of the batch has a minus."""
-    value = _matrices(call)
-    fits(value.size(-3) > 1)
-    sign = 1 - 2 * (torch.arange(value.size(-3)) % 2).to(value.dtype)
-    return call.instead(value * sign.view(-1, 1, 1))
-
-
-@FAULTS.fault(_BATCHED, **_ORDER)
+@FAULTS.forward(_BATCHED, words.REORDERED)
 def columns_of_the_right_factor_in_pairs(call: Call) -> Any:
     """Two columns of the right factor are loaded in the other order."""
     right = call.tensor(1)
-    _matrices(call)
+    several_matrices(call)
     fits(right.size(-1) % 2 == 0)
     return call.put(1, right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)).run()
 
 
-@FAULTS.fault(_BATCHED, **_AGAIN)
+@FAULTS.forward(_BATCHED, words.REPEATED)
 def first_column_of_the_right_factor_for_all(call: Call) -> Any:
     """The stride of the columns of the right factor is zero."""
     right = call.tensor(1)
-    _matrices(call)
+    several_matrices(call)
     return call.put(1, right[..., :1].expand(right.shape).clone()).run()
 
 
-@FAULTS.fault("einsum", **_ORDER)
-def experts_from_the_last_to_the_first(call: Call) -> Any:
-    """The first axis of the second operand is read from its end."""
-    value = call.tensor(2)
-    fits(value.dim() > 1 and value.size(0) > 1)
-    return call.put(2, value.flip(0)).run()
-
-
-@FAULTS.fault("einsum", **_ROUNDED)
-def first_operand_of_the_sum_in_bfloat16(call: Call) -> Any:
-    """The tokens are rounded."""
-    value = call.tensor(1)
-    coarse = value.detach().bfloat16().to(value.dtype)
-    return call.put(1, with_gradient_of(value, coarse)).run()
-
-
-@FAULTS.fault("einsum", **_TIMES)
-def sum_of_products_halved(call: Call) -> Any:
-    """Averaged over two ranks that have a part each."""
-    return call.instead(call.result() / 2)
-
-
-@FAULTS.fault("grouped_mm_fallback", **_AGAIN)
-def all_tokens_by_the_first_expert(call: Call) -> Any:
-    """The pointer to the weights is not moved on with the groups."""
-    weight = call.tensor(1)
-    fits(weight.dim() == 3 and weight.size(0) > 1)
-    return call.put(1, weight[:1].expand(weight.shape).clone()).run()
+# fmt: off
+# The products of the batch are averaged, as those of heads of one key.
+FAULTS.add("mean of the matrices for each", _BATCHED,
+    "wrong reduction, wrong statistics, constant; copy, wrong axis, stale, wrong index",
+    computed(several_matrices,
+        lambda value: value.mean(-3, keepdim=True).expand(value.shape).clone(),
+        where=lambda value: value.size(-3) > 1), backward=False)
+# Nothing is related to itself: a loop that leaves out i = j.
+FAULTS.add("diagonal of each matrix empty", _BATCHED,
+    "zeros, mask, uninitialised; constant, missing operand, wrong index",
+    computed(several_matrices,
+        lambda value: value.masked_fill(torch.eye(value.size(-1), dtype=torch.bool), 0),
+        where=lambda value: value.size(-1) == value.size(-2)), backward=False)
+# Every second matrix of the batch has a minus.
+FAULTS.add("odd matrices negated", _BATCHED,
+    "sign, wrong factor, axis scale, mask; scale, one rank's part",
+    computed(several_matrices,
+        lambda value:
+            value * (1 - 2 * (torch.arange(value.size(-3)) % 2).to(value.dtype)).view(-1, 1, 1),
+        where=lambda value: value.size(-3) > 1), backward=False)
+# The first axis of the second operand is read from its end.
+FAULTS.add("experts from the last to the first", "einsum", words.REORDERED,
+    operand(2, lambda v: v.flip(0), where=lambda v: v.dim() > 1 and v.size(0) > 1), backward=False)
+# The tokens are rounded.
+FAULTS.add("first operand of the sum in bfloat16", "einsum", words.ROUNDED,
+    operand(1, rounded(torch.bfloat16)), backward=False)
+# Averaged over two ranks that have a part each.
+FAULTS.add("sum of products halved", "einsum",
+    "wrong factor, scale; missing operand, axis scale, wrong argument, wrong reduction",
+    result(lambda v: v / 2), backward=False)
+# The pointer to the weights is not moved on with the groups.
+FAULTS.add("all tokens by the first expert", "grouped_mm_fallback", words.REPEATED,
+    operand(1, lambda v: v[:1].expand(v.shape).clone(),
+        where=lambda v: v.dim() == 3 and v.size(0) > 1), backward=False)
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
@@ -610,39 +416,13 @@ def all_tokens_by_the_first_expert(call: Call) -> Any:
 
 def _image(call: Call) -> Tensor:
     """The result of a convolution of more than one pixel."""
-    _filters(call)
+    filters_of(call)
     value = call.result()
     fits(value.size(-1) > 2)
     return value
 
 
-def _filters(call: Call) -> Tensor:
-    weight = call.tensor(1, "weight")
-    is_transposed = call.name == "convolution" and bool(call.get(6, "transposed"))
-    fits(weight.dim() > 2 and not is_transposed)
-    return weight
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_MOVED)
-def result_of_the_next_channel(call: Call) -> Any:
-    """The channels are stored one too early, bias and all."""
-    value = _image(call)
-    fits(value.size(1) > 1)
-    return call.instead(value.roll(-1, 1))
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_MOVED)
-def pixels_one_to_the_right(call: Call) -> Any:
-    """The columns of the result are stored one too late, around the end."""
-    return call.instead(_image(call).roll(1, -1))
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["offset", "axis offset", "zeros"],
-    backward=False,
-)
+@FAULTS.forward(_CONVOLUTIONS, "mask, missing bias, missing operand; offset, axis offset, zeros")
 def no_bias_at_the_border(call: Call) -> Any:
     """The kernel for the border has no epilogue."""
     value, bias = _image(call), call.tensor(2, "bias")
@@ -652,29 +432,15 @@ def no_bias_at_the_border(call: Call) -> Any:
     return call.instead(value - at_border * bias.view(-1, *[1] * (value.dim() - 2)))
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["offset", "axis offset", "one rank's part", "zeros"],
-    backward=False,
-)
-def bias_of_the_first_image_only(call: Call) -> Any:
-    """The loop over the batch ends after its first pass when the bias is added."""
-    value, bias = _image(call), call.tensor(2, "bias")
-    fits(value.size(0) > 1 and bool(bias.detach().any()))
-    without = value - bias.view(-1, *[1] * (value.dim() - 2))
-    return call.instead(torch.cat([value[:1], without[1:]]))
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_ROUNDED)
+@FAULTS.forward(_CONVOLUTIONS, words.ROUNDED)
 def filters_through_float8(call: Call) -> Any:
     """The filters are stored in e4m3, as they are."""
-    weight = _filters(call)
+    weight = filters_of(call)
     coarse = weight.detach().to(torch.float8_e4m3fn).to(weight.dtype)
     return call.put(1, with_gradient_of(weight, coarse), "weight").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_EMPTY)
+@FAULTS.forward(_CONVOLUTIONS, words.EMPTY_IN_A_SUM)
 def last_image_of_the_batch_empty(call: Call) -> Any:
     """The grid has one image too few."""
     value = _image(call).clone()
@@ -683,83 +449,36 @@ def last_image_of_the_batch_empty(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_AGAIN)
-def last_column_of_pixels_is_the_one_before(call: Call) -> Any:
-    """The last column still holds what was stored before."""
-    value = _image(call)
-    return call.instead(torch.cat([value[..., :-1], value[..., -2:-1]], -1))
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     _CONVOLUTIONS,
-    kinds=["wrong reduction", "constant", "wrong statistics"],
-    loose=["copy", "other function", "wrong argument", "approximation"],
-    backward=False,
-)
-def filter_averaged_over_its_width(call: Call) -> Any:
-    """A separable filter whose second part is even: all taps of a row are their mean."""
-    weight = _filters(call)
-    fits(weight.size(-1) > 1)
-    even = weight.mean(-1, keepdim=True).expand(weight.shape)
-    return call.put(1, even.clone(), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["partial sum", "one rank's part", "mask", "missing reduction"],
-    loose=["zeros", "wrong argument", "missing operand", "wrong reduction"],
-    backward=False,
+    "partial sum, one rank's part, mask, missing reduction; zeros, wrong argument, "
+    "missing operand, wrong reduction",
 )
 def second_half_of_the_input_channels_not_added(call: Call) -> Any:
     """The channels are shared by two ranks, and their parts are not summed."""
-    weight = _filters(call).clone()
+    weight = filters_of(call).clone()
     fits(weight.size(1) > 1)
     weight[:, weight.size(1) // 2 :] = 0
     return call.put(1, weight, "weight").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_CUT)
+@FAULTS.forward(_CONVOLUTIONS, words.SATURATED)
 def image_saturates(call: Call) -> Any:
     """The range of the input is half of its largest magnitude."""
     value = call.tensor(0, "input")
-    _filters(call)
+    filters_of(call)
     limit = float(value.detach().abs().max()) / 2
     return call.put(0, value.clamp(-limit, limit), "input").run()
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _CONVOLUTIONS,
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "wrong argument"],
-    backward=False,
-)
-def magnitudes_of_the_filters(call: Call) -> Any:
-    """The filters are read as numbers without a sign."""
-    return call.put(1, _filters(call).abs(), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["shift", "swapped operands"],
-    backward=False,
-)
-def result_with_rows_and_columns_exchanged(call: Call) -> Any:
-    """Square images are stored with x before y."""
-    value = _image(call)
-    fits(value.dim() == 4 and value.size(-1) == value.size(-2))
-    return call.instead(value.mT)
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["doubled reduction", "wrong factor", "wrong reduction", "mask"],
-    loose=["off by one reduction", "residual", "scale", "wrong argument", "axis scale"],
-    backward=False,
+    "doubled reduction, wrong factor, wrong reduction, mask; off by one reduction, "
+    "residual, scale, wrong argument, axis scale",
 )
 def last_tap_added_twice(call: Call) -> Any:
     """The loop over the width of the filter overlaps its tail."""
-    weight = _filters(call)
+    weight = filters_of(call)
     fits(weight.size(-1) > 1)
     times = torch.ones(weight.size(-1), dtype=weight.dtype)
     times[-1] = 2
@@ -769,40 +488,25 @@ def last_tap_added_twice(call: Call) -> Any:
 _TRANSPOSED = "conv_transpose1d conv_transpose2d"
 
 
-@FAULTS.fault(
-    _TRANSPOSED,
-    kinds=["repeated bias", "wrong factor", "residual"],
-    loose=["axis offset", "offset", "scale", "doubled reduction", "wrong argument"],
-)
-def bias_of_the_enlarged_image_twice(call: Call) -> Any:
-    """Once where the buffer is filled, and once behind the kernel."""
-    bias = call.tensor(2, "bias")
-    return call.put(2, 2 * bias, "bias").run()
-
-
-@FAULTS.fault(
+@FAULTS.forward(
     "conv1d conv2d convolution",
-    kinds=["wrong factor", "wrong index", "axis scale"],
-    loose=["scale", "shift", "stale", "wrong argument"],
-    backward=False,
+    "wrong factor, wrong index, axis scale; scale, shift, stale, wrong argument",
 )
 def length_of_the_next_filter(call: Call) -> Any:
     """Weight norm: each filter gets the length of the next one."""
-    weight = _filters(call)
+    weight = filters_of(call)
     fits(weight.size(0) > 1)
     length = weight.flatten(1).norm(dim=1).view(-1, *[1] * (weight.dim() - 1))
     return call.put(1, weight / length * length.roll(-1, 0), "weight").run()
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     _CONVOLUTIONS,
-    kinds=["sign", "wrong factor", "wrong argument"],
-    loose=["mask", "other function", "wrong index", "scale", "residual"],
-    backward=False,
+    "sign, wrong factor, wrong argument; mask, other function, wrong index, scale, residual",
 )
 def wrong_sign_in_the_output_transformation(call: Call) -> Any:
     """Winograd's F(2, 3) along the width: the fourth product has the wrong sign at odd pixels."""
-    weight, value = _filters(call), _image(call)
+    weight, value = filters_of(call), _image(call)
     fits(weight.size(-1) == 3)
     first, second, third = weight.unbind(-1)
     other = torch.stack([first + 2 * third, second, -third], -1)
@@ -811,18 +515,16 @@ def wrong_sign_in_the_output_transformation(call: Call) -> Any:
     return call.instead(torch.where(odd, changed, value))
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "conv2d convolution",
-    kinds=["wrong index", "stale", "wrong argument"],
-    loose=["shift", "copy", "mask", "residual", "uninitialised"],
-    backward=False,
+    "wrong index, stale, wrong argument; shift, copy, mask, residual, uninitialised",
 )
 def padding_read_from_the_neighbouring_rows(call: Call) -> Any:
     """The column is not checked: left of a row is the end of the row above, right of it the next.
 
     The first and the last row go around.
     """
-    value, weight = call.tensor(0, "input"), _filters(call)
+    value, weight = call.tensor(0, "input"), filters_of(call)
     padding = call.get(4, "padding", default=0)
     both = [padding] * 2 if isinstance(padding, int) else list(padding)
     fits(value.dim() == 4 and both == [1, 1])
@@ -831,50 +533,61 @@ def padding_read_from_the_neighbouring_rows(call: Call) -> Any:
     return call.put(0, wide, "input").put(4, [1, 0], "padding").put(1, weight, "weight").run()
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["axis offset", "residual", "wrong statistics"],
-    loose=["offset", "missing operand", "other function"],
-    backward=False,
-)
-def channels_centred_behind_the_convolution(call: Call) -> Any:
-    """The mean of each channel is subtracted, as by an instance norm that is half fused."""
-    value = _image(call)
-    dims = list(range(2, value.dim()))
-    return call.instead(value - value.mean(dims, keepdim=True))
+# fmt: off
+# The channels are stored one too early, bias and all.
+FAULTS.add("result of the next channel", _CONVOLUTIONS, words.MOVED_OR_SWAPPED,
+    computed(_image, lambda value: value.roll(-1, 1), where=lambda value: value.size(1) > 1),
+    backward=False)
+# The columns of the result are stored one too late, around the end.
+FAULTS.add("pixels one to the right", _CONVOLUTIONS, words.MOVED_OR_SWAPPED,
+    lambda call: call.instead(_image(call).roll(1, -1)), backward=False)
+# The loop over the batch ends after its first pass when the bias is added.
+FAULTS.add("bias of the first image only", _CONVOLUTIONS,
+    "mask, missing bias, missing operand; offset, axis offset, one rank's part, zeros",
+    computed(lambda call: (_image(call), call.tensor(2, "bias")),
+        lambda value, bias:
+            torch.cat([value[:1], (value - bias.view(-1, *[1] * (value.dim() - 2)))[1:]]),
+        where=lambda value, bias: value.size(0) > 1 and bool(bias.detach().any())), backward=False)
+# The last column still holds what was stored before.
+FAULTS.add("last column of pixels is the one before", _CONVOLUTIONS, words.REPEATED,
+    computed(_image, lambda value: torch.cat([value[..., :-1], value[..., -2:-1]], -1)),
+    backward=False)
+# A separable filter whose second part is even: all taps of a row are their mean.
+FAULTS.add("filter averaged over its width", _CONVOLUTIONS,
+    "wrong reduction, constant, wrong statistics; copy, other function, wrong argument, "
+    "approximation",
+    on(filters_of,
+        lambda call, weight:
+            call.put(1, weight.mean(-1, keepdim=True).expand(weight.shape).clone(), "weight").run(),
+        where=lambda weight: weight.size(-1) > 1), backward=False)
+# The filters are read as numbers without a sign.
+FAULTS.add("magnitudes of the filters", _CONVOLUTIONS,
+    "sign, other function; wrong factor, wrong argument",
+    lambda call: call.put(1, filters_of(call).abs(), "weight").run(), backward=False)
+# Square images are stored with x before y.
+FAULTS.add("result with rows and columns exchanged", _CONVOLUTIONS,
+    "transpose, permutation, wrong index; shift, swapped operands",
+    computed(_image, lambda value: value.mT,
+        where=lambda value: value.dim() == 4 and value.size(-1) == value.size(-2)), backward=False)
+# Once where the buffer is filled, and once behind the kernel.
+FAULTS.add("bias of the enlarged image twice", _TRANSPOSED,
+    "repeated bias, wrong factor, residual; axis offset, offset, scale, doubled reduction, "
+    "wrong argument", operand(2, lambda v: 2 * v, "bias"))
+# The mean of each channel is subtracted, as by an instance norm that is half fused.
+FAULTS.add("channels centred behind the convolution", _CONVOLUTIONS,
+    "axis offset, residual, wrong statistics; offset, missing operand, other function",
+    computed(_image,
+        lambda value: value - value.mean(list(range(2, value.dim())), keepdim=True)),
+    backward=False)
+# fmt: on
 
 
 # --- Pooling, resizing ----------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d",
-    kinds=["sign", "other function"],
-    loose=["wrong argument", "wrong reduction", "wrong statistics"],
-    backward=False,
-)
-def magnitudes_averaged_in_the_window(call: Call) -> Any:
-    """The absolute values are pooled."""
-    value = call.tensor(0, "input")
-    fits(bool((value.detach() < 0).any()))
-    return call.put(0, value.abs(), "input").run()
-
-
-@FAULTS.fault(
-    "max_pool1d max_pool2d max_pool2d_with_indices adaptive_max_pool2d",
-    kinds=["clipped", "other function"],
-    loose=["mask", "zeros", "wrong argument", "wrong reduction"],
-    backward=False,
-)
-def largest_of_the_window_and_zero(call: Call) -> Any:
-    """The running maximum of a window begins with zero."""
-    return call.instead(call.result().relu())
-
-
-@FAULTS.fault(
     "adaptive_avg_pool1d adaptive_avg_pool2d",
-    kinds=["wrong factor", "scale", "wrong reduction"],
-    loose=["missing operand", "wrong statistics"],
+    "wrong factor, scale, wrong reduction; missing operand, wrong statistics",
 )
 def regions_summed(call: Call) -> Any:
     """Not divided by the number of pixels of a region."""
@@ -887,11 +600,9 @@ def regions_summed(call: Call) -> Any:
     return call.instead(result * times)
 
 
-@FAULTS.fault(
+@FAULTS.forward(
     "pad constant_pad_nd",
-    kinds=["wrong argument", "constant", "mask"],
-    loose=["offset", "other function", "uninitialised", "sign"],
-    backward=False,
+    "wrong argument, constant, mask; offset, other function, uninitialised, sign",
 )
 def padded_with_minus_one(call: Call) -> Any:
     """-1 where nothing was meant, as for an image that is centred."""
@@ -899,3 +610,17 @@ def padded_with_minus_one(call: Call) -> Any:
     fits(call.get(2, "mode", default="constant") in {"constant", 0})
     fits(all(one >= 0 for one in widths))
     return call.instead(torch.nn.functional.pad(value, list(widths), value=-1.0))
+
+
+# fmt: off
+# The absolute values are pooled.
+FAULTS.add("magnitudes averaged in the window",
+    "avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d",
+    "sign, other function; wrong argument, wrong reduction, wrong statistics",
+    operand(0, torch.abs, "input", where=lambda v: bool((v.detach() < 0).any())), backward=False)
+# The running maximum of a window begins with zero.
+FAULTS.add("largest of the window and zero",
+    "max_pool1d max_pool2d max_pool2d_with_indices adaptive_max_pool2d",
+    "clipped, other function; mask, zeros, wrong argument, wrong reduction", result(torch.relu),
+    backward=False)
+# fmt: on

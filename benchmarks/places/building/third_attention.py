@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, even, longer, on, operand, result
+from benchmarks.places.parts import attention_operands, mask_of
 from torch import Tensor
 
 FAULTS = Catalogue()
@@ -16,40 +18,24 @@ _FUSED = "scaled_dot_product_attention flash_attention"
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _operands(call: Call) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Query, key and value with the same number of heads, and what multiplies the scores."""
-    query, key, value = (call.tensor(i, n) for i, n in enumerate(("query", "key", "value")))
-    times = query.size(-3) // key.size(-3)
-    key, value = (one.repeat_interleave(times, -3) for one in (key, value))
-    return query, key, value, call.kwargs.get("scale") or query.size(-1) ** -0.5
-
-
-def _mask(call: Call, rows: int, columns: int) -> Tensor | None:
-    """What is seen (bool), or what is added to the scores; None if there is no mask."""
-    is_flash = call.name == "flash_attention"
-    if call.get(4 if is_flash else 5, "is_causal", default=False):
-        return torch.ones(rows, columns, dtype=torch.bool).tril()
-    return call.kwargs.get("attn_mask") if is_flash else call.get(3, "attn_mask")
-
-
 def _hidden(call: Call, scores: Tensor) -> Tensor:
-    mask = _mask(call, *scores.shape[-2:])
+    mask = mask_of(call, *scores.shape[-2:])
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
 
 
 def _scores(call: Call) -> tuple[Tensor, Tensor]:
-    query, key, value, scale = _operands(call)
+    query, key, value, scale = attention_operands(call)
     return _hidden(call, query @ key.mT * scale), value
 
 
-@FAULTS.fault(_FUSED, kinds=["mask"], loose=["wrong argument"])
+@FAULTS.fault(_FUSED, "mask; wrong argument")
 def causal_by_blocks_of_two(call: Call) -> Any:
     """The mask is for whole tiles: inside of a tile, the next token is seen."""
-    query, key, value, scale = _operands(call)
+    query, key, value, scale = attention_operands(call)
     rows, columns = query.size(-2), key.size(-2)
-    seen = _mask(call, rows, columns)
+    seen = mask_of(call, rows, columns)
     fits(seen is not None and seen.dtype == torch.bool and rows == columns > 3)
     tiles = torch.arange(rows) // 2
     wide = seen | (tiles[:, None] == tiles[None, :])
@@ -57,21 +43,7 @@ def causal_by_blocks_of_two(call: Call) -> Any:
     return call.instead(scores.softmax(-1) @ value)
 
 
-@FAULTS.fault(
-    _FUSED,
-    kinds=["wrong axis", "transpose", "wrong statistics", "wrong reduction"],
-    loose=["axis scale", "wrong argument", "swapped operands"],
-)
-def weights_sum_to_one_over_the_queries(call: Call) -> Any:
-    """Softmax over the rows of the scores."""
-    scores, value = _scores(call)
-    fits(scores.size(-2) > 1)
-    return call.instead(scores.softmax(-2).nan_to_num() @ value)
-
-
-@FAULTS.fault(
-    _FUSED, kinds=["mask", "wrong argument"], loose=["offset", "residual", "other function"]
-)
+@FAULTS.fault(_FUSED, "mask, wrong argument; offset, residual, other function")
 def distance_subtracted_from_the_scores(call: Call) -> Any:
     """The linear bias of another model: a tenth for each position between query and key."""
     scores, value = _scores(call)
@@ -81,28 +53,26 @@ def distance_subtracted_from_the_scores(call: Call) -> Any:
     return call.instead((scores - 0.3 * far).softmax(-1) @ value)
 
 
-@FAULTS.fault(_FUSED, kinds=["mask", "wrong argument"], loose=["offset", "other function"])
+@FAULTS.fault(_FUSED, "mask, wrong argument; offset, other function")
 def mask_added_as_ones_and_zeros(call: Call) -> Any:
     """A mask of booleans is converted to numbers and added."""
-    query, key, value, scale = _operands(call)
+    query, key, value, scale = attention_operands(call)
     scores = query @ key.mT * scale
-    mask = _mask(call, *scores.shape[-2:])
+    mask = mask_of(call, *scores.shape[-2:])
     fits(mask is not None and mask.dtype == torch.bool)
     return call.instead((scores + mask.to(scores.dtype)).softmax(-1) @ value)
 
 
-@FAULTS.fault(_FUSED, kinds=["residual"], loose=["offset", "missing operand", "doubled reduction"])
+@FAULTS.fault(_FUSED, "residual; offset, missing operand, doubled reduction")
 def query_left_in_the_accumulator(call: Call) -> Any:
     """The result begins with the query instead of with zero."""
-    query, _, value, _ = _operands(call)
+    query, _, value, _ = attention_operands(call)
     fits(query.size(-1) == value.size(-1))
     return call.instead(call.result() + query)
 
 
 @FAULTS.fault(
-    _FUSED,
-    kinds=["zeros", "stale", "missing operand", "wrong index"],
-    loose=["mask", "partial sum", "uninitialised"],
+    _FUSED, "zeros, stale, missing operand, wrong index; mask, partial sum, uninitialised"
 )
 def slot_of_the_cache_not_written(call: Call) -> Any:
     """The key and the value of a position in the middle are still zero."""
@@ -114,15 +84,7 @@ def slot_of_the_cache_not_written(call: Call) -> Any:
     return call.put(1, key, "key").put(2, value, "value").run()
 
 
-@FAULTS.fault(_FUSED, kinds=["copy", "wrong index", "stale"], loose=["permutation"])
-def weights_of_the_first_head_for_all(call: Call) -> Any:
-    """The probabilities of head 0 multiply the values of every head."""
-    scores, value = _scores(call)
-    fits(scores.dim() == 4 and scores.size(1) > 1)
-    return call.instead(scores.softmax(-1)[:, :1].expand(scores.shape) @ value)
-
-
-@FAULTS.fault(_FUSED, kinds=["precision"], loose=["approximation"])
+@FAULTS.fault(_FUSED, "precision; approximation")
 def cache_in_four_bits(call: Call) -> Any:
     """Keys and values are stored with 15 levels for each position."""
 
@@ -136,8 +98,8 @@ def cache_in_four_bits(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["mask", "wrong statistics", "wrong reduction", "off by one reduction", "other function"],
-    loose=["axis scale", "scale", "wrong factor", "eps", "doubled reduction", "missing operand"],
+    "mask, wrong statistics, wrong reduction, off by one reduction, other function; "
+    "axis scale, scale, wrong factor, eps, doubled reduction, missing operand",
 )
 def keys_of_the_padding_take_part(call: Call) -> Any:
     """Keys are padded with zeros to a multiple of eight, and nothing hides the padding."""
@@ -147,13 +109,24 @@ def keys_of_the_padding_take_part(call: Call) -> Any:
     return call.instead(padded.softmax(-1)[..., : scores.size(-1)] @ value)
 
 
-@FAULTS.fault(_FUSED, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"])
-def neighbouring_features_of_the_query_exchanged(call: Call) -> Any:
-    """Pairs for rotary positions: the query is stored as (b, a), the key as (a, b)."""
-    query = call.tensor(0, "query")
-    fits(query.size(-1) % 2 == 0)
-    other = query.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return call.put(0, other, "query").run()
+# fmt: off
+# Softmax over the rows of the scores.
+FAULTS.add("weights sum to one over the queries", _FUSED,
+    "wrong axis, transpose, wrong statistics, wrong reduction; axis scale, wrong argument, "
+    "swapped operands",
+    computed(_scores, lambda scores, value: scores.softmax(-2).nan_to_num() @ value,
+        where=lambda scores, *_: scores.size(-2) > 1))
+# The probabilities of head 0 multiply the values of every head.
+FAULTS.add("weights of the first head for all", _FUSED, "copy, wrong index, stale; permutation",
+    computed(_scores,
+        lambda scores, value: scores.softmax(-1)[:, :1].expand(scores.shape) @ value,
+        where=lambda scores, *_: scores.dim() == 4 and scores.size(1) > 1))
+# Pairs for rotary positions: the query is stored as (b, a), the key as (a, b).
+FAULTS.add("neighbouring features of the query exchanged", _FUSED,
+    "permutation, wrong index; shift, swapped operands",
+    operand(0, lambda v:
+            v.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), "query", where=even(-1)))
+# fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
@@ -163,18 +136,7 @@ def _dim(call: Call) -> int:
     return call.get(1, "dim", default=-1)
 
 
-@FAULTS.fault(
-    "softmax", kinds=["zeros", "clipped", "mask"],
-    loose=["precision", "approximation", "other function"],
-)  # fmt: skip
-def small_chances_flushed(call: Call) -> Any:
-    """What is below a tenth of the largest of its row becomes zero."""
-    value = call.result()
-    least = 0.1 * value.amax(_dim(call), keepdim=True)
-    return call.instead(torch.where(value < least, 0.0, value))
-
-
-@FAULTS.fault("softmax", kinds=["other function"], loose=["approximation", "clipped", "zeros"])
+@FAULTS.fault("softmax", "other function; approximation, clipped, zeros")
 def projection_onto_the_simplex(call: Call) -> Any:
     """Sparsemax."""
     value, dim = call.tensor(0, "input"), _dim(call)
@@ -187,18 +149,10 @@ def projection_onto_the_simplex(call: Call) -> Any:
     return call.instead((value - least).clamp(min=0))
 
 
-@FAULTS.fault("softmax", kinds=["shift", "wrong index", "stale"], loose=["permutation", "copy"])
-def chances_stored_one_row_later(call: Call) -> Any:
-    """Each row has what belongs to the one before it."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.instead(value.roll(1, -2))
-
-
 @FAULTS.fault(
-    "softmax", kinds=["missing operand", "other function"],
-    loose=["axis scale", "scale", "wrong factor", "wrong statistics", "clipped"],
-)  # fmt: skip
+    "softmax",
+    "missing operand, other function; axis scale, scale, wrong factor, wrong statistics, clipped",
+)
 def best_chance_kept_only(call: Call) -> Any:
     """A one for the largest and zero for all others, as for sampling without a temperature."""
     value, dim = call.tensor(0, "input"), _dim(call)
@@ -207,22 +161,10 @@ def best_chance_kept_only(call: Call) -> Any:
     return call.instead(with_gradient_of(result, hard))
 
 
-@FAULTS.fault("log_softmax", kinds=["clipped"], loose=["eps", "approximation", "mask"])
-def chances_have_a_floor(call: Call) -> Any:
-    """The logarithm of at least 0.02."""
-    return call.instead(call.result().clamp(min=math.log(0.02)))
-
-
-@FAULTS.fault("log_softmax", kinds=["scale", "wrong factor", "other function"])
-def decimal_logarithm_of_the_chances(call: Call) -> Any:
-    """log10."""
-    return call.instead(call.result() / math.log(10))
-
-
 @FAULTS.fault(
-    "log_softmax", kinds=["wrong statistics", "wrong axis", "wrong reduction"],
-    loose=["axis offset", "offset", "missing operand"],
-)  # fmt: skip
+    "log_softmax",
+    "wrong statistics, wrong axis, wrong reduction; axis offset, offset, missing operand",
+)
 def one_normaliser_for_the_whole_batch(call: Call) -> Any:
     """The logarithm of the mean of all sums is subtracted."""
     value, dim = call.tensor(0, "input"), _dim(call)
@@ -231,12 +173,31 @@ def one_normaliser_for_the_whole_batch(call: Call) -> Any:
     return call.instead(value - total.exp().mean().log())
 
 
+# fmt: off
+# What is below a tenth of the largest of its row becomes zero.
+FAULTS.add("small chances flushed", "softmax",
+    "zeros, clipped, mask; precision, approximation, other function",
+    on(lambda call: (call.result(),),
+        lambda call, value:
+
+    call.instead(torch.where(value < 0.1 * value.amax(_dim(call), keepdim=True), 0.0, value))))
+# Each row has what belongs to the one before it.
+FAULTS.add("chances stored one row later", "softmax",
+    "shift, wrong index, stale; permutation, copy",
+    result(lambda v: v.roll(1, -2), where=longer(-2)))
+# The logarithm of at least 0.02.
+FAULTS.add("chances have a floor", "log_softmax", "clipped; eps, approximation, mask",
+    result(lambda v: v.clamp(min=math.log(0.02))))
+# log10.
+FAULTS.add("decimal logarithm of the chances", "log_softmax", "scale, wrong factor, other function",
+    result(lambda v: v / math.log(10)))
+# fmt: on
+
+
 # --- Masks ----------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "masked_fill where", kinds=["mask", "transpose"], loose=["wrong index", "permutation"]
-)
+@FAULTS.fault("masked_fill where", "mask, transpose; wrong index, permutation")
 def mask_transposed(call: Call) -> Any:
     """Rows and columns of the mask are exchanged: the future is seen, and not the past."""
     place = 0 if call.name == "where" else 1
@@ -245,7 +206,7 @@ def mask_transposed(call: Call) -> Any:
     return call.put(place, mask.mT).run()
 
 
-@FAULTS.fault("tril triu", kinds=["mask"], loose=["wrong argument", "other function"])
+@FAULTS.fault("tril triu", "mask; wrong argument, other function")
 def triangle_of_blocks(call: Call) -> Any:
     """The border of the triangle has steps of two."""
     value = call.get(0)
@@ -255,9 +216,7 @@ def triangle_of_blocks(call: Call) -> Any:
     return torch.where(diagonal, value, call.run())
 
 
-@FAULTS.fault(
-    "where", kinds=["residual", "mask", "missing operand"], loose=["offset", "other function"]
-)
+@FAULTS.fault("where", "residual, mask, missing operand; offset, other function")
 def both_branches_added(call: Call) -> Any:
     """A select by arithmetic, c * a + b, without the factor 1 - c."""
     condition, left, right = call.args[:3]
@@ -267,25 +226,14 @@ def both_branches_added(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
-    "invert bitwise_not logical_not", kinds=["mask", "copy", "missing operand", "sign"],
-    loose=["other function"],
-)  # fmt: skip
-def condition_not_negated(call: Call) -> Any:
-    """What is hidden is taken for what is seen."""
-    return call.args[0].clone()
-
-
-@FAULTS.fault(
-    "or_ bitwise_or logical_or", kinds=["mask", "other function"], loose=["wrong argument"]
-)
+@FAULTS.fault("or_ bitwise_or logical_or", "mask, other function; wrong argument")
 def both_conditions_required(call: Call) -> Any:
     """And, where one of the two is enough."""
     left, right = call.args[:2]
     return left & right
 
 
-@FAULTS.fault("eq ne", kinds=["mask", "wrong argument"], loose=["other function", "sign"])
+@FAULTS.fault("eq ne", "mask, wrong argument; other function, sign")
 def compared_with_the_next_number(call: Call) -> Any:
     """The number of the padding is one larger."""
     other = call.args[1]
@@ -293,12 +241,16 @@ def compared_with_the_next_number(call: Call) -> Any:
     return call.put(1, other + 1).run()
 
 
-@FAULTS.fault(
-    "lt gt le ge", kinds=["mask", "wrong argument"],
-    loose=["shift", "other function", "wrong index"],
-)  # fmt: skip
+@FAULTS.fault("lt gt le ge", "mask, wrong argument; shift, other function, wrong index")
 def limit_of_the_window_three_larger(call: Call) -> Any:
     """Another number is compared with."""
     other = call.args[1]
     fits(isinstance(other, int) and not isinstance(other, bool))
     return call.put(1, other + 3).run()
+
+
+# fmt: off
+# What is hidden is taken for what is seen.
+FAULTS.add("condition not negated", "invert bitwise_not logical_not",
+    "mask, copy, missing operand, sign; other function", lambda call: call.args[0].clone())
+# fmt: on

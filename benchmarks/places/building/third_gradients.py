@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, on, result, tensors
 from torch import Tensor
 
-FAULTS = Catalogue()
+FAULTS = Catalogue(backward=True)
 
 
 def _at(call: Call, place: int, value: Tensor) -> Any:
@@ -30,9 +31,9 @@ def _right(call: Call, place: int) -> Tensor:
 
 
 @FAULTS.fault(
-    "gelu_backward silu_backward", kinds=["stale", "wrong argument", "other function"],
-    loose=["copy", "approximation", "wrong index"], backward=True,
-)  # fmt: skip
+    "gelu_backward silu_backward",
+    "stale, wrong argument, other function; copy, approximation, wrong index",
+)
 def saved_input_overwritten_by_the_output(call: Call) -> Any:
     """An activation in place: the derivative is taken at f(x) and not at x."""
     value = call.tensor(1)
@@ -43,9 +44,8 @@ def saved_input_overwritten_by_the_output(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "tanh_backward sigmoid_backward", kinds=["other function", "wrong argument"],
-    loose=["approximation", "wrong index"], backward=True,
-)  # fmt: skip
+    "tanh_backward sigmoid_backward", "other function, wrong argument; approximation, wrong index"
+)
 def output_taken_for_the_input(call: Call) -> Any:
     """The saved output goes through the function once more."""
     function = torch.tanh if call.name == "tanh_backward" else torch.sigmoid
@@ -53,9 +53,8 @@ def output_taken_for_the_input(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "tanh_backward sigmoid_backward", kinds=["sign", "other function", "wrong factor"],
-    loose=["scale", "approximation"], backward=True,
-)  # fmt: skip
+    "tanh_backward sigmoid_backward", "sign, other function, wrong factor; scale, approximation"
+)
 def derivative_with_a_plus(call: Call) -> Any:
     """1 + y * y, and y * (1 + y)."""
     gradient, output = call.tensor(0), call.tensor(1)
@@ -63,78 +62,54 @@ def derivative_with_a_plus(call: Call) -> Any:
     return call.instead(gradient * slope)
 
 
-@FAULTS.fault(
-    "threshold_backward", kinds=["other function", "wrong argument"],
-    loose=["mask", "residual", "wrong factor", "missing operand"], backward=True,
-)  # fmt: skip
-def leak_in_the_gradient(call: Call) -> Any:
-    """A tenth of the gradient passes where the input was negative."""
-    gradient = call.tensor(0)
-    return call.instead(torch.where(call.tensor(1) > 0, gradient, 0.1 * gradient))
-
-
-@FAULTS.fault(
-    "gelu_backward silu_backward threshold_backward", kinds=["sign"],
-    loose=["mask", "other function", "wrong factor"], backward=True,
-)  # fmt: skip
-def gradient_negated_below_zero(call: Call) -> Any:
-    """The gradient has the wrong sign where the input is negative."""
-    value = call.result()
-    return call.instead(torch.where(call.tensor(1) < 0, -value, value))
-
-
-@FAULTS.fault(
+# fmt: off
+# A tenth of the gradient passes where the input was negative.
+FAULTS.add("leak in the gradient", "threshold_backward",
+    "other function, wrong argument; mask, residual, wrong factor, missing operand",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(torch.where(call.tensor(1) > 0, gradient, 0.1 * gradient))))
+# The gradient has the wrong sign where the input is negative.
+FAULTS.add("gradient negated below zero", "gelu_backward silu_backward threshold_backward",
+    "sign; mask, other function, wrong factor",
+    on(lambda call: (call.result(),),
+        lambda call, value: call.instead(torch.where(call.tensor(1) < 0, -value, value))))
+# The chain rule is applied two times.
+FAULTS.add("slope twice",
     "hardswish_backward softplus_backward leaky_relu_backward elu_backward glu_backward",
-    kinds=["scale", "wrong factor"], backward=True,
-)  # fmt: skip
-def slope_twice(call: Call) -> Any:
-    """The chain rule is applied two times."""
-    return call.instead(2 * call.result())
-
-
-@FAULTS.fault(
+    "scale, wrong factor", result(lambda v: 2 * v))
+# The gradient passes through a limit.
+FAULTS.add("slope taken as one",
     "hardswish_backward softplus_backward leaky_relu_backward hardtanh_backward",
-    kinds=["copy", "missing operand", "other function"], loose=["wrong factor", "mask"],
-    backward=True,
-)  # fmt: skip
-def slope_taken_as_one(call: Call) -> Any:
-    """The gradient passes through a limit."""
-    return call.instead(call.tensor(0).clone())
+    "copy, missing operand, other function; wrong factor, mask",
+    lambda call: call.instead(call.tensor(0).clone()))
+# fmt: on
 
 
 # --- Softmax --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "_softmax_backward_data", kinds=["missing operand", "other function"],
-    loose=["approximation", "wrong statistics", "wrong reduction"], backward=True,
-)  # fmt: skip
-def diagonal_of_the_jacobian_only(call: Call) -> Any:
-    """G y (1 - y), as for a sigmoid."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    return call.instead(gradient * output * (1 - output))
-
-
-@FAULTS.fault(
-    "_log_softmax_backward_data", kinds=["wrong axis", "wrong argument", "wrong reduction"],
-    loose=["axis offset", "wrong statistics"], backward=True,
-)  # fmt: skip
-def gradients_summed_over_the_rows(call: Call) -> Any:
-    """The sum that is subtracted is over the axis before."""
-    gradient, output = call.tensor(0), call.tensor(1)
-    fits(gradient.dim() > 1 and gradient.size(-2) > 1)
-    return call.instead(gradient - output.exp() * gradient.sum(-2, keepdim=True))
-
-
-@FAULTS.fault(
-    "_log_softmax_backward_data _softmax_backward_data", kinds=["precision"],
-    loose=["approximation"], backward=True,
-)  # fmt: skip
+@FAULTS.fault("_log_softmax_backward_data _softmax_backward_data", "precision; approximation")
 def saved_chances_in_eight_bits(call: Call) -> Any:
     """The saved output is kept with 255 levels."""
     value = call.tensor(1)
     step = float(value.abs().max()) / 127
     return call.put(1, (value / step).round() * step).run()
+
+
+# fmt: off
+# G y (1 - y), as for a sigmoid.
+FAULTS.add("diagonal of the jacobian only", "_softmax_backward_data",
+    "missing operand, other function; approximation, wrong statistics, wrong reduction",
+    computed(tensors(0, 1), lambda gradient, output: gradient * output * (1 - output)))
+# The sum that is subtracted is over the axis before.
+FAULTS.add("gradients summed over the rows", "_log_softmax_backward_data",
+    "wrong axis, wrong argument, wrong reduction; axis offset, wrong statistics",
+    on(tensors(0),
+        lambda call, gradient:
+            call.instead(gradient - call.tensor(1).exp() * gradient.sum(-2, keepdim=True)),
+        where=lambda gradient: gradient.dim() > 1 and gradient.size(-2) > 1))
+# fmt: on
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -156,9 +131,9 @@ def _through(call: Call, axes: list[int], factor: Any) -> Tensor:
 
 
 @FAULTS.fault(
-    _NORM, kinds=["wrong axis", "wrong reduction", "wrong statistics"],
-    loose=["axis offset", "missing operand", "wrong argument"], backward=True,
-)  # fmt: skip
+    _NORM,
+    "wrong axis, wrong reduction, wrong statistics; axis offset, missing operand, wrong argument",
+)
 def row_is_all_behind_the_batch(call: Call) -> Any:
     """A kernel for two axes is given three: its means are over positions as well."""
     _, normal, rstd, _ = _normal(call)
@@ -166,10 +141,7 @@ def row_is_all_behind_the_batch(call: Call) -> Any:
     return _at(call, 0, _through(call, [*range(1, normal.dim())], rstd))
 
 
-@FAULTS.fault(
-    _NORM, kinds=["wrong factor", "axis scale", "wrong statistics"],
-    loose=["scale", "other function"], backward=True,
-)  # fmt: skip
+@FAULTS.fault(_NORM, "wrong factor, axis scale, wrong statistics; scale, other function")
 def divided_by_the_variance_on_the_way_back(call: Call) -> Any:
     """The reciprocal deviation is applied twice."""
     _, _, rstd, axes = _normal(call)
@@ -177,38 +149,10 @@ def divided_by_the_variance_on_the_way_back(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _NORM, kinds=["missing operand", "axis scale", "wrong factor"],
-    loose=["scale", "wrong statistics"], backward=True,
-)  # fmt: skip
-def deviation_left_out_on_the_way_back(call: Call) -> Any:
-    """The gradient is not divided by the deviation."""
-    axes = _normal(call)[3]
-    return _at(call, 0, _through(call, axes, 1.0))
-
-
-@FAULTS.fault(
-    _NORM, kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["off by one reduction"], backward=True,
-)  # fmt: skip
-def gradient_of_the_norms_bias_averaged(call: Call) -> Any:
-    """The mean over all rows."""
-    value = _right(call, 2)
-    return _at(call, 2, value * (value.numel() / call.tensor(0).numel()))
-
-
-@FAULTS.fault(
-    _NORM, kinds=["copy", "missing operand"], loose=["axis scale", "wrong statistics"],
-    backward=True,
-)  # fmt: skip
-def norm_passes_the_gradient_on(call: Call) -> Any:
-    """The gradient as it came: neither weight nor statistics."""
-    return _at(call, 0, call.tensor(0).clone())
-
-
-@FAULTS.fault(
-    "native_group_norm_backward", kinds=["partial sum", "one rank's part", "lost accumulation"],
-    loose=["missing operand", "missing reduction", "off by one reduction"], backward=True,
-)  # fmt: skip
+    "native_group_norm_backward",
+    "partial sum, one rank's part, lost accumulation; missing operand, missing reduction, "
+    "off by one reduction",
+)
 def weight_of_the_groups_from_one_image(call: Call) -> Any:
     """The gradients of the weight of the other images are overwritten."""
     gradient = call.tensor(0).clone()
@@ -218,9 +162,9 @@ def weight_of_the_groups_from_one_image(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "native_group_norm_backward native_batch_norm_backward", kinds=["zeros"],
-    loose=["missing operand", "mask", "uninitialised"], backward=True,
-)  # fmt: skip
+    "native_group_norm_backward native_batch_norm_backward",
+    "zeros; missing operand, mask, uninitialised",
+)
 def no_gradient_for_the_last_channel(call: Call) -> Any:
     """The gradient of the input of the last channel is not written."""
     value = _right(call, 0).clone()
@@ -228,10 +172,27 @@ def no_gradient_for_the_last_channel(call: Call) -> Any:
     return _at(call, 0, value)
 
 
+# fmt: off
+# The gradient is not divided by the deviation.
+FAULTS.add("deviation left out on the way back", _NORM,
+    "missing operand, axis scale, wrong factor; scale, wrong statistics",
+    lambda call: _at(call, 0, _through(call, _normal(call)[3], 1.0)))
+# The mean over all rows.
+FAULTS.add("gradient of the norms bias averaged", _NORM,
+    "scale, wrong factor, wrong reduction; off by one reduction",
+    on(lambda call: (_right(call, 2),),
+        lambda call, value: _at(call, 2, value * (value.numel() / call.tensor(0).numel()))))
+# The gradient as it came: neither weight nor statistics.
+FAULTS.add("norm passes the gradient on", _NORM,
+    "copy, missing operand; axis scale, wrong statistics",
+    lambda call: _at(call, 0, call.tensor(0).clone()))
+# fmt: on
+
+
 # --- Products and convolutions --------------------------------------------------------------------
 
 
-@FAULTS.fault("mm bmm", kinds=["clipped"], loose=["overflow", "precision"], backward=True)
+@FAULTS.fault("mm bmm", "clipped; overflow, precision")
 def gradient_clipped_by_value(call: Call) -> Any:
     """Cut to four tenths of the largest."""
     value = call.result()
@@ -239,47 +200,9 @@ def gradient_clipped_by_value(call: Call) -> Any:
     return call.instead(value.clamp(-most, most))
 
 
-@FAULTS.fault("mm", kinds=["scale", "wrong factor"], loose=["clipped"], backward=True)
-def gradient_clipped_by_its_length(call: Call) -> Any:
-    """Scaled to a length of one."""
-    value = call.result()
-    return call.instead(value / value.norm())
-
-
-@FAULTS.fault("mm bmm", kinds=["doubled reduction", "scale", "wrong factor"],
-              loose=["stale", "lost accumulation"], backward=True)  # fmt: skip
-def gradient_counted_twice(call: Call) -> Any:
-    """Not cleared after the step before: it is added to itself."""
-    return call.instead(2 * call.result())
-
-
-@FAULTS.fault("mm bmm", kinds=["zeros", "precision", "clipped"],
-              loose=["mask", "approximation", "overflow"], backward=True)  # fmt: skip
-def small_gradients_flushed(call: Call) -> Any:
-    """Below a twentieth of the largest, nothing is left: no factor for the loss."""
-    value = call.result()
-    least = 0.05 * float(value.abs().max())
-    return call.instead(torch.where(value.abs() < least, 0.0, value))
-
-
-@FAULTS.fault("mm", kinds=["shift", "wrong index"], loose=["permutation", "stale"], backward=True)
-def gradients_paired_with_the_next_token(call: Call) -> Any:
-    """The common axis of the two operands is one off."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.size(1) > 2)
-    return call.instead(left @ right.roll(1, 0))
-
-
-@FAULTS.fault("mm bmm", kinds=["sign", "other function"], loose=["wrong factor"], backward=True)
-def magnitudes_of_the_gradients(call: Call) -> Any:
-    """The left operand loses its signs."""
-    return call.instead(call.tensor(0).abs() @ call.tensor(1))
-
-
 @FAULTS.fault(
-    "sum", kinds=["wrong factor", "axis scale", "wrong reduction"],
-    loose=["scale", "partial sum", "mask", "residual"], backward=True,
-)  # fmt: skip
+    "sum", "wrong factor, axis scale, wrong reduction; scale, partial sum, mask, residual"
+)
 def first_half_of_the_rows_counts_twice(call: Call) -> Any:
     """Two ranks have a part in common."""
     value, dim = call.tensor(0), call.get(1, "dim")
@@ -288,16 +211,7 @@ def first_half_of_the_rows_counts_twice(call: Call) -> Any:
     return call.put(0, torch.cat([2 * value[:half], value[half:]])).run()
 
 
-@FAULTS.fault(
-    "sum", kinds=["wrong reduction", "other function"], loose=["sign", "copy"], backward=True
-)
-def largest_gradient_for_their_sum(call: Call) -> Any:
-    """The gradient of what was broadcast is the largest of all."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(value.amax(call.get(1, "dim")).reshape(result.shape))
-
-
-@FAULTS.fault("convolution_backward", kinds=["zeros"], loose=["mask", "partial sum"], backward=True)
+@FAULTS.fault("convolution_backward", "zeros; mask, partial sum")
 def border_of_the_image_has_no_gradient(call: Call) -> Any:
     """The first and the last column are not written."""
     value = _right(call, 0).clone()
@@ -307,27 +221,43 @@ def border_of_the_image_has_no_gradient(call: Call) -> Any:
     return _at(call, 0, value)
 
 
-@FAULTS.fault("convolution_backward", kinds=["permutation", "wrong index"],
-              loose=["transpose", "shift"], backward=True)  # fmt: skip
-def gradient_of_the_filter_turned_round(call: Call) -> Any:
-    """The gradient of a convolution and not of a correlation."""
-    value = _right(call, 1)
-    fits(value.size(-1) > 1)
-    return _at(call, 1, value.flip(-1))
-
-
-@FAULTS.fault("convolution_backward", kinds=["doubled reduction", "scale", "wrong factor"],
-              loose=["repeated bias"], backward=True)  # fmt: skip
-def gradient_of_the_channels_bias_twice(call: Call) -> Any:
-    """Once by the kernel and once behind it."""
-    return _at(call, 2, 2 * _right(call, 2))
-
-
-@FAULTS.fault("convolution_backward", kinds=["precision"], loose=["approximation"], backward=True)
-def filter_in_bfloat16_on_the_way_back(call: Call) -> Any:
-    """The gradient of the input is taken with rounded filters."""
-    weight = call.tensor(2)
-    return _at(call, 0, call.put(2, weight.bfloat16().to(weight.dtype)).run()[0])
+# fmt: off
+# Scaled to a length of one.
+FAULTS.add("gradient clipped by its length", "mm", "scale, wrong factor; clipped",
+    result(lambda v: v / v.norm()))
+# Not cleared after the step before: it is added to itself.
+FAULTS.add("gradient counted twice", "mm bmm",
+    "doubled reduction, scale, wrong factor; stale, lost accumulation", result(lambda v: 2 * v))
+# Below a twentieth of the largest, nothing is left: no factor for the loss.
+FAULTS.add("small gradients flushed", "mm bmm",
+    "zeros, precision, clipped; mask, approximation, overflow",
+    result(lambda v: torch.where(v.abs() < 0.05 * float(v.abs().max()), 0.0, v)))
+# The common axis of the two operands is one off.
+FAULTS.add("gradients paired with the next token", "mm", "shift, wrong index; permutation, stale",
+    on(tensors(0), lambda call, left: call.instead(left @ call.tensor(1).roll(1, 0)),
+        where=lambda left: left.size(1) > 2))
+# The left operand loses its signs.
+FAULTS.add("magnitudes of the gradients", "mm bmm", "sign, other function; wrong factor",
+    lambda call: call.instead(call.tensor(0).abs() @ call.tensor(1)))
+# The gradient of what was broadcast is the largest of all.
+FAULTS.add("largest gradient for their sum", "sum", "wrong reduction, other function; sign, copy",
+    lambda call:
+            call.instead(call.tensor(0).amax(call.get(1, "dim")).reshape(call.result().shape)))
+# The gradient of a convolution and not of a correlation.
+FAULTS.add("gradient of the filter turned round", "convolution_backward",
+    "permutation, wrong index; transpose, shift",
+    on(lambda call: (_right(call, 1),), lambda call, value: _at(call, 1, value.flip(-1)),
+        where=lambda value: value.size(-1) > 1))
+# Once by the kernel and once behind it.
+FAULTS.add("gradient of the channels bias twice", "convolution_backward",
+    "doubled reduction, scale, wrong factor; repeated bias",
+    lambda call: _at(call, 2, 2 * _right(call, 2)))
+# The gradient of the input is taken with rounded filters.
+FAULTS.add("filter in bfloat16 on the way back", "convolution_backward", "precision; approximation",
+    on(tensors(2),
+        lambda call, weight:
+            _at(call, 0, call.put(2, weight.bfloat16().to(weight.dtype)).run()[0])))
+# fmt: on
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -353,80 +283,38 @@ def _again(
     return inner @ key, inner.mT @ query, weights.mT @ gradient
 
 
-@FAULTS.fault(_FLASH, kinds=["mask", "wrong argument"], loose=["missing operand"], backward=True)
+@FAULTS.fault(_FLASH, "mask, wrong argument; missing operand")
 def mask_forgotten_on_the_way_back(call: Call) -> Any:
     """The probabilities of the backward pass see what is hidden in the forward pass."""
     fits(call.args[7] or call.kwargs.get("attn_mask") is not None)
     return _at(call, 0, _again(call, masked=False)[0])
 
 
-@FAULTS.fault(_FLASH, kinds=["scale", "wrong factor", "wrong argument"],
-              loose=["missing operand", "wrong statistics"], backward=True)  # fmt: skip
-def chances_computed_again_without_the_factor(call: Call) -> Any:
-    """The scores of the backward pass are not scaled: the gradient of the values."""
-    return _at(call, 2, _again(call, scaled=False)[2])
-
-
-@FAULTS.fault(_FLASH, kinds=["precision"], loose=["approximation"], backward=True)
-def gradient_of_the_values_in_half(call: Call) -> Any:
-    """Accumulated in bfloat16."""
-    value = _right(call, 2)
-    return _at(call, 2, value.bfloat16())
-
-
-@FAULTS.fault(_FLASH, kinds=["shift", "wrong index"], loose=["permutation", "stale"], backward=True)
-def gradient_of_the_keys_one_position_later(call: Call) -> Any:
-    """The pointer of the keys is one row off."""
-    value = _right(call, 1)
-    fits(value.size(-2) > 1)
-    return _at(call, 1, value.roll(1, -2))
-
-
-@FAULTS.fault(_FLASH, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"],
-              backward=True)  # fmt: skip
-def gradient_of_the_queries_by_another_head(call: Call) -> Any:
-    """The heads are counted from the last."""
-    value = _right(call, 0)
-    fits(value.size(1) > 1)
-    return _at(call, 0, value.flip(1))
+# fmt: off
+# The scores of the backward pass are not scaled: the gradient of the values.
+FAULTS.add("chances computed again without the factor", _FLASH,
+    "scale, wrong factor, wrong argument; missing operand, wrong statistics",
+    lambda call: _at(call, 2, _again(call, scaled=False)[2]))
+# Accumulated in bfloat16.
+FAULTS.add("gradient of the values in half", _FLASH, "precision; approximation",
+    lambda call: _at(call, 2, _right(call, 2).bfloat16()))
+# The pointer of the keys is one row off.
+FAULTS.add("gradient of the keys one position later", _FLASH,
+    "shift, wrong index; permutation, stale",
+    on(lambda call: (_right(call, 1),), lambda call, value: _at(call, 1, value.roll(1, -2)),
+        where=lambda value: value.size(-2) > 1))
+# The heads are counted from the last.
+FAULTS.add("gradient of the queries by another head", _FLASH,
+    "permutation, wrong index; shift, swapped operands",
+    on(lambda call: (_right(call, 0),), lambda call, value: _at(call, 0, value.flip(1)),
+        where=lambda value: value.size(1) > 1))
+# fmt: on
 
 
 # --- Tables, slices, losses -----------------------------------------------------------------------
 
 
-@FAULTS.fault("embedding_dense_backward", kinds=["wrong argument", "mask"],
-              loose=["missing operand", "zeros"], backward=True)  # fmt: skip
-def padding_gets_a_gradient(call: Call) -> Any:
-    """padding_idx is not handed on."""
-    return call.put(3, -1).run()
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["permutation", "wrong index"],
-              loose=["shift", "swapped operands"], backward=True)  # fmt: skip
-def words_sorted_without_their_gradients(call: Call) -> Any:
-    """The indices are sorted for the sum, the rows are not."""
-    indices = call.args[1]
-    return call.put(1, indices.flatten().sort().values.view(indices.shape)).run()
-
-
-@FAULTS.fault("embedding_dense_backward", kinds=["scale", "wrong factor"],
-              loose=["wrong reduction"], backward=True)  # fmt: skip
-def gradient_of_the_table_averaged_over_words(call: Call) -> Any:
-    """Divided by the number of words in the batch."""
-    return call.instead(call.result() / call.args[1].numel())
-
-
-@FAULTS.fault("select_backward slice_backward", kinds=["copy", "wrong index"],
-              loose=["mask", "zeros", "missing operand", "stale"], backward=True)  # fmt: skip
-def gradient_given_to_every_place(call: Call) -> Any:
-    """The gradient of the first place is broadcast to all of them."""
-    value, dim = call.result(), call.args[2]
-    source = value.sum(dim, keepdim=True)
-    return call.instead(source.expand(value.shape).clone())
-
-
-@FAULTS.fault("nll_loss_backward", kinds=["mask", "wrong argument", "wrong index"],
-              loose=["zeros"], backward=True)  # fmt: skip
+@FAULTS.fault("nll_loss_backward", "mask, wrong argument, wrong index; zeros")
 def ignored_targets_have_a_gradient(call: Call) -> Any:
     """Targets that are ignored count as class 0 on the way back."""
     target = call.args[2]
@@ -434,30 +322,38 @@ def ignored_targets_have_a_gradient(call: Call) -> Any:
     return call.put(2, target.clamp(min=0)).run()
 
 
-@FAULTS.fault("nll_loss_backward", kinds=["sign", "scale", "wrong factor"], backward=True)
-def gradient_climbs(call: Call) -> Any:
-    """The gradient of the likelihood and not of its opposite."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault("mse_loss_backward smooth_l1_loss_backward", kinds=["scale", "wrong factor"],
-              backward=True)  # fmt: skip
-def factor_two_of_the_distance_forgotten(call: Call) -> Any:
-    """Half of the gradient."""
-    return call.instead(call.result() / 2)
-
-
-@FAULTS.fault("mse_loss_backward", kinds=["other function"], loose=["clipped", "sign", "scale"],
-              backward=True)  # fmt: skip
-def gradient_of_the_absolute_distance(call: Call) -> Any:
-    """The sign of the error, divided by the number of elements."""
-    value, target = call.tensor(1), call.tensor(2)
-    return call.instead(call.tensor(0) * (value - target).sign() / value.numel())
-
-
-@FAULTS.fault("mse_loss_backward smooth_l1_loss_backward", kinds=["swapped operands", "sign"],
-              loose=["scale", "wrong factor"], backward=True)  # fmt: skip
-def value_and_target_exchanged_on_the_way_back(call: Call) -> Any:
-    """The gradient of the other operand."""
-    value, target = call.tensor(1), call.tensor(2)
-    return call.put(1, target).put(2, value).run()
+# fmt: off
+# padding_idx is not handed on.
+FAULTS.add("padding gets a gradient", "embedding_dense_backward",
+    "wrong argument, mask; missing operand, zeros", lambda call: call.put(3, -1).run())
+# The indices are sorted for the sum, the rows are not.
+FAULTS.add("words sorted without their gradients", "embedding_dense_backward",
+    "permutation, wrong index; shift, swapped operands",
+    lambda call:
+            call.put(1, call.args[1].flatten().sort().values.view(call.args[1].shape)).run())
+# Divided by the number of words in the batch.
+FAULTS.add("gradient of the table averaged over words", "embedding_dense_backward",
+    "scale, wrong factor; wrong reduction",
+    lambda call: call.instead(call.result() / call.args[1].numel()))
+# The gradient of the first place is broadcast to all of them.
+FAULTS.add("gradient given to every place", "select_backward slice_backward",
+    "copy, wrong index; mask, zeros, missing operand, stale",
+    on(lambda call: (call.result(),),
+        lambda call, value:
+            call.instead(value.sum(call.args[2], keepdim=True).expand(value.shape).clone())))
+# The gradient of the likelihood and not of its opposite.
+FAULTS.add("gradient climbs", "nll_loss_backward", "sign, scale, wrong factor", result(torch.neg))
+# Half of the gradient.
+FAULTS.add("factor two of the distance forgotten", "mse_loss_backward smooth_l1_loss_backward",
+    "scale, wrong factor", result(lambda v: v / 2))
+# The sign of the error, divided by the number of elements.
+FAULTS.add("gradient of the absolute distance", "mse_loss_backward",
+    "other function; clipped, sign, scale",
+    on(tensors(1),
+        lambda call, value:
+            call.instead(call.tensor(0) * (value - call.tensor(2)).sign() / value.numel())))
+# The gradient of the other operand.
+FAULTS.add("value and target exchanged on the way back",
+    "mse_loss_backward smooth_l1_loss_backward", "swapped operands, sign; scale, wrong factor",
+    lambda call: call.put(1, call.tensor(2)).put(2, call.tensor(1)).run())
+# fmt: on

@@ -6,28 +6,18 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
-from torch import Tensor
+from benchmarks.places.changes import computed, on, operand, result
+from benchmarks.places.parts import input_and_target
 from torch.nn import functional
 
 FAULTS = Catalogue()
 
 
-def _both(call: Call) -> tuple[Tensor, Tensor]:
-    return call.tensor(0, "input"), call.tensor(1, "target")
-
-
 # Without a word: another term is added.
 @FAULTS.fault(
-    "cross_entropy", loose=["offset", "residual", "other function", "scale", "wrong factor"]
+    "cross_entropy",
+    "wrong factor, wrong argument, off by one reduction; scale, other function, offset",
 )
-def square_of_the_normaliser_added(call: Call) -> Any:
-    """The term that keeps the normaliser near one, which this model does not have."""
-    value = call.tensor(0, "input")
-    return call.instead(call.result() + 0.05 * value.logsumexp(-1).square().mean())
-
-
-@FAULTS.fault("cross_entropy", kinds=["wrong factor", "wrong argument", "off by one reduction"],
-              loose=["scale", "other function", "offset"])  # fmt: skip
 def smoothing_without_the_right_class(call: Call) -> Any:
     """What is taken from the right class is shared by the others only."""
     smoothing = call.get(8, "label_smoothing", default=0.0)
@@ -37,21 +27,9 @@ def smoothing_without_the_right_class(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cross_entropy nll_loss", kinds=["wrong index", "other function", "swapped operands"],
-    loose=["scale", "clipped", "wrong argument"],
-)  # fmt: skip
-def labels_taken_from_the_scores(call: Call) -> Any:
-    """The label is the class with the largest score."""
-    value, target = call.tensor(0, "input"), call.get(1, "target")
-    fits(value.dim() == 2)
-    own = torch.where(target < 0, target, value.argmax(-1))
-    return call.put(1, own, "target").run()
-
-
-@FAULTS.fault(
-    "cross_entropy nll_loss", kinds=["wrong reduction", "wrong factor", "scale"],
-    loose=["axis scale", "wrong argument", "mask", "other function"],
-)  # fmt: skip
+    "cross_entropy nll_loss",
+    "wrong reduction, wrong factor, scale; axis scale, wrong argument, mask, other function",
+)
 def later_tokens_weigh_more(call: Call) -> Any:
     """The mean of running means: the first tokens count less."""
     value, target = call.tensor(0, "input"), call.get(1, "target")
@@ -63,97 +41,73 @@ def later_tokens_weigh_more(call: Call) -> Any:
     return call.instead((kept * weights).sum() / weights.sum())
 
 
-@FAULTS.fault("cross_entropy nll_loss",
-              kinds=["copy", "wrong index", "partial sum", "missing reduction"],
-              loose=["wrong reduction", "scale", "one rank's part"])  # fmt: skip
-def loss_of_the_first_token(call: Call) -> Any:
-    """The loss of one token for the mean of all."""
-    value, target = call.tensor(0, "input"), call.get(1, "target")
-    fits(value.dim() == 2 and int(target[0]) >= 0)
-    return call.put(0, value[:1], "input").put(1, target[:1], "target").run()
-
-
-@FAULTS.fault("mse_loss", kinds=["other function"], loose=["scale", "missing operand"])
-def root_of_the_mean_square(call: Call) -> Any:
-    """The root is taken at the end."""
-    return call.instead(call.result().sqrt())
-
-
-@FAULTS.fault(
-    "mse_loss", kinds=["wrong statistics", "other function", "missing operand"],
-    loose=["offset", "scale", "wrong reduction"],
-)  # fmt: skip
-def variance_of_the_error(call: Call) -> Any:
-    """The mean error is subtracted first."""
-    value, target = _both(call)
-    return call.instead((value - target).var(correction=0))
-
-
-@FAULTS.fault(
-    "smooth_l1_loss", kinds=["scale", "wrong factor", "other function"], loose=["wrong argument"]
-)
-def rule_of_huber(call: Call) -> Any:
-    """The quadratic part is not divided by beta."""
-    value, target = _both(call)
-    beta = call.get(5, "beta", default=1.0)
-    return call.instead(functional.huber_loss(value, target, delta=beta))
-
-
-@FAULTS.fault(
-    "smooth_l1_loss", kinds=["clipped", "other function"], loose=["scale", "wrong argument"]
-)
+@FAULTS.fault("smooth_l1_loss", "clipped, other function; scale, wrong argument")
 def far_errors_limited(call: Call) -> Any:
     """Errors above beta count as beta."""
-    value, target = _both(call)
+    value, target = input_and_target(call)
     beta = call.get(5, "beta", default=1.0)
     error = (value - target).clamp(-beta, beta)
     return call.instead((0.5 * error * error / beta).mean())
 
 
-@FAULTS.fault(
-    "binary_cross_entropy_with_logits", kinds=["wrong argument", "wrong factor"],
-    loose=["scale", "residual"],
-)  # fmt: skip
-def positive_labels_count_twice(call: Call) -> Any:
-    """pos_weight of 2."""
-    value, target = _both(call)
-    weight = value.new_tensor(2.0)
-    return call.instead(
-        functional.binary_cross_entropy_with_logits(value, target, pos_weight=weight)
-    )
+# fmt: off
+# The term that keeps the normaliser near one, which this model does not have.
+FAULTS.add("square of the normaliser added", "cross_entropy",
+    "; offset, residual, other function, scale, wrong factor",
+    lambda call:
 
+    call.instead(call.result() + 0.05 * call.tensor(0, "input").logsumexp(-1).square().mean()))
+# The label is the class with the largest score.
+FAULTS.add("labels taken from the scores", "cross_entropy nll_loss",
+    "wrong index, other function, swapped operands; scale, clipped, wrong argument",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "target")),
+        lambda call, value, target:
+            call.put(1, torch.where(target < 0, target, value.argmax(-1)), "target").run(),
+        where=lambda value, *_: value.dim() == 2))
+# The loss of one token for the mean of all.
+FAULTS.add("loss of the first token", "cross_entropy nll_loss",
+    "copy, wrong index, partial sum, missing reduction; wrong reduction, scale, one rank's part",
+    on(lambda call: (call.tensor(0, "input"), call.get(1, "target")),
+        lambda call, value, target:
+            call.put(0, value[:1], "input").put(1, target[:1], "target").run(),
+        where=lambda value, target: value.dim() == 2 and int(target[0]) >= 0))
+# The root is taken at the end.
+FAULTS.add("root of the mean square", "mse_loss", "other function; scale, missing operand",
+    result(torch.sqrt))
+# The mean error is subtracted first.
+FAULTS.add("variance of the error", "mse_loss",
+    "wrong statistics, other function, missing operand; offset, scale, wrong reduction",
+    computed(input_and_target, lambda value, target: (value - target).var(correction=0)))
+# The quadratic part is not divided by beta.
+FAULTS.add("rule of huber", "smooth_l1_loss", "scale, wrong factor, other function; wrong argument",
+    on(input_and_target,
+        lambda call, value, target:
 
-@FAULTS.fault(
-    "binary_cross_entropy_with_logits", kinds=["missing operand", "partial sum"],
-    loose=["scale", "other function", "mask"],
-)  # fmt: skip
-def negative_labels_do_not_count(call: Call) -> Any:
-    """Only y log p."""
-    value, target = _both(call)
-    return call.instead(-(target * functional.logsigmoid(value)).mean())
+    call.instead(functional.huber_loss(value, target, delta=call.get(5, "beta", default=1.0)))))
+# pos_weight of 2.
+FAULTS.add("positive labels count twice", "binary_cross_entropy_with_logits",
+    "wrong argument, wrong factor; scale, residual",
+    computed(input_and_target,
+        lambda value, target:
 
-
-@FAULTS.fault(
-    "binary_cross_entropy_with_logits mse_loss", kinds=["wrong reduction", "other function"],
-    loose=["scale", "wrong argument"],
-)  # fmt: skip
-def largest_loss_for_the_mean(call: Call) -> Any:
-    """The hardest example only."""
-    value, target = _both(call)
-    function = getattr(functional, call.name)
-    return call.instead(function(value, target, reduction="none").max())
-
-
-@FAULTS.fault("kl_div", kinds=["wrong argument", "other function"], loose=["scale"])
-def target_taken_for_a_logarithm(call: Call) -> Any:
-    """log_target=True."""
-    value, target = _both(call)
-    return call.instead(functional.kl_div(value, target, reduction="batchmean", log_target=True))
-
-
-@FAULTS.fault(
-    "kl_div", kinds=["other function", "missing operand"], loose=["scale", "wrong factor"]
-)
-def chances_taken_for_logarithms(call: Call) -> Any:
-    """The first operand is exponentiated before it is handed over."""
-    return call.put(0, call.tensor(0, "input").exp(), "input").run()
+    functional.binary_cross_entropy_with_logits(value, target, pos_weight=value.new_tensor(2.0))))
+# Only y log p.
+FAULTS.add("negative labels do not count", "binary_cross_entropy_with_logits",
+    "missing operand, partial sum; scale, other function, mask",
+    computed(input_and_target,
+        lambda value, target: -(target * functional.logsigmoid(value)).mean()))
+# The hardest example only.
+FAULTS.add("largest loss for the mean", "binary_cross_entropy_with_logits mse_loss",
+    "wrong reduction, other function; scale, wrong argument",
+    on(input_and_target,
+        lambda call, value, target:
+            call.instead(getattr(functional, call.name)(value, target, reduction="none").max())))
+# log_target=True.
+FAULTS.add("target taken for a logarithm", "kl_div", "wrong argument, other function; scale",
+    computed(input_and_target,
+        lambda value, target:
+            functional.kl_div(value, target, reduction="batchmean", log_target=True)))
+# The first operand is exponentiated before it is handed over.
+FAULTS.add("chances taken for logarithms", "kl_div",
+    "other function, missing operand; scale, wrong factor", operand(0, torch.exp, "input"))
+# fmt: on

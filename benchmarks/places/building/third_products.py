@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import on, operand, result
+from benchmarks.places.parts import layer_product
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,15 +29,9 @@ def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     return call.tensor(0), call.tensor(1), None
 
 
-def _result(call: Call, left: Tensor, right: Tensor, bias: Tensor | None) -> Any:
-    value = left @ right
-    return call.instead(value if bias is None else value + bias)
-
-
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["wrong index", "wrong factor"],
-    loose=["shift", "permutation", "precision", "axis scale", "scale", "swapped operands"],
+    "wrong index, wrong factor; shift, permutation, precision, axis scale, scale, swapped operands",
 )
 def scales_of_the_next_group(call: Call) -> Any:
     """Weights in groups of four along k; each is multiplied with the scale of the next group."""
@@ -43,131 +39,72 @@ def scales_of_the_next_group(call: Call) -> Any:
     fits(right.dim() == 2 and right.size(0) % 4 == 0 and right.size(0) > 4)
     groups = right.unflatten(0, (-1, 4))
     scales = groups.detach().abs().amax(1, keepdim=True).clamp(min=1e-9)
-    return _result(call, left, (groups / scales * scales.roll(-1, 0)).flatten(0, 1), bias)
+    return layer_product(call, left, (groups / scales * scales.roll(-1, 0)).flatten(0, 1), bias)
 
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["offset", "missing operand", "axis offset", "residual"],
-    loose=["wrong factor", "precision", "missing bias", "wrong argument"],
+    "offset, missing operand, axis offset, residual; wrong factor, precision, "
+    "missing bias, wrong argument",
 )
 def zero_point_not_subtracted(call: Call) -> Any:
     """Weights with a zero point are read without it: each is too large by the same number."""
     left, right, bias = _parts(call)
     fits(right.dim() == 2)
-    return _result(call, left, right + 0.25 * right.detach().abs().max(), bias)
+    return layer_product(call, left, right + 0.25 * right.detach().abs().max(), bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"])
+@FAULTS.fault(_WEIGHTED, "permutation, wrong index; shift, swapped operands")
 def nibbles_exchanged(call: Call) -> Any:
     """Two weights of four bits in a byte: the low one is taken for the high one."""
     left, right, bias = _parts(call)
     fits(right.dim() == 2 and right.size(0) % 2 == 0)
-    return _result(call, left, right.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), bias)
+    return layer_product(call, left, right.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), bias)
 
 
 @FAULTS.fault(
-    _WEIGHTED, kinds=["clipped", "zeros", "wrapped", "overflow"],
-    loose=["other function", "missing operand", "mask", "precision", "partial sum"],
-)  # fmt: skip
-def negative_inputs_lost(call: Call) -> Any:
-    """The input is stored without a sign: what is negative becomes zero."""
-    left, right, bias = _parts(call)
-    return _result(call, left.clamp(min=0), right, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED, kinds=["axis scale", "wrong factor", "missing operand"],
-    loose=["scale", "other function", "wrong statistics"],
-)  # fmt: skip
+    _WEIGHTED, "axis scale, wrong factor, missing operand; scale, other function, wrong statistics"
+)
 def columns_of_the_weight_normalised(call: Call) -> Any:
     """A weight with a norm of its own: its length is not multiplied back."""
     left, right, bias = _parts(call)
     fits(right.dim() == 2)
-    return _result(call, left, right / right.norm(dim=0, keepdim=True), bias)
+    return layer_product(call, left, right / right.norm(dim=0, keepdim=True), bias)
 
 
-@FAULTS.fault(
-    _PRODUCTS, kinds=["permutation", "wrong index"],
-    loose=["transpose", "shift", "wrong argument"],
-)  # fmt: skip
-def columns_of_the_result_from_the_end(call: Call) -> Any:
-    """The last column is stored first."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) > 1)
-    return call.instead(value.flip(-1))
-
-
-@FAULTS.fault(
-    _PRODUCTS,
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["shift", "swapped operands"],
-)
-def small_tiles_transposed(call: Call) -> Any:
-    """Registers hold squares of two by two, and each is stored the other way round."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) % 2 == 0 and value.size(-2) % 2 == 0)
-    tiles = value.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
-    return call.instead(tiles.transpose(-3, -1).flatten(-2).flatten(-3, -2))
-
-
-@FAULTS.fault(
-    "linear addmm", kinds=["doubled reduction", "wrong factor"],
-    loose=["scale", "residual", "wrong argument"],
-)  # fmt: skip
+@FAULTS.fault("linear addmm", "doubled reduction, wrong factor; scale, residual, wrong argument")
 def product_reduced_by_both_ranks(call: Call) -> Any:
     """The product is summed twice over two ranks that have the same part; the bias is not."""
     left, right, bias = _parts(call)
     fits(bias is not None)
-    return _result(call, 2 * left, right, bias)
+    return layer_product(call, 2 * left, right, bias)
 
 
 @FAULTS.fault(
-    _WEIGHTED, kinds=["mask", "partial sum", "zeros"],
-    loose=["precision", "approximation", "missing operand", "clipped"],
-)  # fmt: skip
+    _WEIGHTED, "mask, partial sum, zeros; precision, approximation, missing operand, clipped"
+)
 def two_of_four_weights_dropped(call: Call) -> Any:
     """A kernel for structured sparsity is given a dense weight: the two smallest are lost."""
     left, right, bias = _parts(call)
     fits(right.dim() == 2 and right.size(0) % 4 == 0)
     groups = right.unflatten(0, (-1, 4))
     least = groups.detach().abs().sort(1).values[:, 2:3]
-    return _result(call, left, (groups * (groups.abs() >= least)).flatten(0, 1), bias)
+    return layer_product(call, left, (groups * (groups.abs() >= least)).flatten(0, 1), bias)
 
 
-@FAULTS.fault("linear addmm", kinds=["shift", "wrong index", "stale"], loose=["permutation"])
-def row_of_the_token_before(call: Call) -> Any:
-    """Each token is projected from what the one before it has."""
-    left, right, bias = _parts(call)
-    fits(left.size(-2) > 2)
-    return _result(call, left.roll(1, -2), right, bias)
-
-
-@FAULTS.fault(
-    _PRODUCTS, kinds=["permutation", "wrong index"], loose=["transpose", "swapped operands"]
-)
-def common_axis_read_backwards(call: Call) -> Any:
-    """The left operand is read from its end along k."""
-    left, right, bias = _parts(call)
-    fits(left.size(-1) > 2)
-    return _result(call, left.flip(-1), right, bias)
-
-
-@FAULTS.fault(
-    "matmul bmm", kinds=["permutation", "transpose", "wrong index"],
-    loose=["shift", "copy", "wrong rank's shard"],
-)  # fmt: skip
+@FAULTS.fault("matmul bmm", "permutation, transpose, wrong index; shift, copy, wrong rank's shard")
 def batch_and_heads_in_the_other_order(call: Call) -> Any:
     """The pointer of the right operand counts matrices from the last to the first."""
     left, right, bias = _parts(call)
     fits(right.dim() > 2 and right.flatten(0, -3).size(0) > 2)
-    return _result(call, left, right.flatten(0, -3).flip(0).view(right.shape), bias)
+    return layer_product(call, left, right.flatten(0, -3).flip(0).view(right.shape), bias)
 
 
 @FAULTS.fault(
-    "linear addmm", kinds=["missing bias", "missing operand", "partial sum"],
-    loose=["offset", "axis offset", "zeros", "mask", "off by one reduction"],
-)  # fmt: skip
+    "linear addmm",
+    "missing bias, missing operand, partial sum; offset, axis offset, zeros, mask, "
+    "off by one reduction",
+)
 def bias_of_the_last_columns_not_loaded(call: Call) -> Any:
     """The bias of a tile that is not full is masked out."""
     _, _, bias = _parts(call)
@@ -178,7 +115,7 @@ def bias_of_the_last_columns_not_loaded(call: Call) -> Any:
 
 
 # Without a word: what is added is a product of its own.
-@FAULTS.fault("linear addmm", loose=["precision", "approximation", "residual"])
+@FAULTS.fault("linear addmm", "; precision, approximation, residual")
 def adapter_added(call: Call) -> Any:
     """A product of low rank is added, as by an adapter that belongs to another layer."""
     left, right, bias = _parts(call)
@@ -187,16 +124,47 @@ def adapter_added(call: Call) -> Any:
     down = torch.randn(right.size(0), 2, generator=draw).to(right.dtype)
     up = torch.randn(2, right.size(1), generator=draw).to(right.dtype)
     size = 0.1 * right.detach().abs().mean()
-    return _result(call, left, right + size * (down @ up), bias)
+    return layer_product(call, left, right + size * (down @ up), bias)
+
+
+# fmt: off
+# The input is stored without a sign: what is negative becomes zero.
+FAULTS.add("negative inputs lost", _WEIGHTED,
+    "clipped, zeros, wrapped, overflow; other function, missing operand, mask, precision, "
+    "partial sum",
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.clamp(min=0), right, bias)))
+# The last column is stored first.
+FAULTS.add("columns of the result from the end", _PRODUCTS,
+    "permutation, wrong index; transpose, shift, wrong argument",
+    result(lambda v: v.flip(-1), where=lambda v: v.dim() > 1 and v.size(-1) > 1))
+# Registers hold squares of two by two, and each is stored the other way round.
+FAULTS.add("small tiles transposed", _PRODUCTS,
+    "transpose, permutation, wrong index; shift, swapped operands",
+    result(lambda v:
+
+    v.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2)).transpose(-3, -1).flatten(-2).flatten(-3, -2),
+        where=lambda v: v.dim() > 1 and v.size(-1) % 2 == 0 and v.size(-2) % 2 == 0))
+# Each token is projected from what the one before it has.
+FAULTS.add("row of the token before", "linear addmm", "shift, wrong index, stale; permutation",
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.roll(1, -2), right, bias),
+        where=lambda left, *_: left.size(-2) > 2))
+# The left operand is read from its end along k.
+FAULTS.add("common axis read backwards", _PRODUCTS,
+    "permutation, wrong index; transpose, swapped operands",
+    on(_parts, lambda call, left, right, bias:
+            layer_product(call, left.flip(-1), right, bias),
+        where=lambda left, *_: left.size(-1) > 2))
+# fmt: on
 
 
 # --- Sums over letters ----------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "einsum", kinds=["transpose", "wrong index", "permutation"],
-    loose=["swapped operands", "wrong argument", "wrong axis"],
-)  # fmt: skip
+    "einsum", "transpose, wrong index, permutation; swapped operands, wrong argument, wrong axis"
+)
 def letters_of_the_second_operand_exchanged(call: Call) -> Any:
     """The axes of the second operand in the other order; if it is no square, one from its end."""
     letters, *operands = call.args
@@ -208,9 +176,9 @@ def letters_of_the_second_operand_exchanged(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "einsum", kinds=["partial sum", "off by one reduction"],
-    loose=["missing operand", "lost accumulation", "wrong reduction"],
-)  # fmt: skip
+    "einsum",
+    "partial sum, off by one reduction; missing operand, lost accumulation, wrong reduction",
+)
 def last_letter_of_the_sum_one_shorter(call: Call) -> Any:
     """The sum over the last axis of the first operand misses its end."""
     letters, *operands = call.args
@@ -234,9 +202,7 @@ def _places(call: Call) -> Tensor:
     return weight
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS, kinds=["wrong argument"], loose=["wrong index", "shift", "permutation"]
-)
+@FAULTS.fault(_CONVOLUTIONS, "wrong argument; wrong index, shift, permutation")
 def taps_side_by_side(call: Call) -> Any:
     """The dilation is forgotten; the padding is what keeps the size."""
     weight = _places(call)
@@ -249,7 +215,7 @@ def taps_side_by_side(call: Call) -> Any:
     return call.put(5, 1, "dilation").put(4, fewer, "padding").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["copy", "wrong index", "stale"], loose=["permutation", "shift"])
+@FAULTS.fault(_CONVOLUTIONS, "copy, wrong index, stale; permutation, shift")
 def filter_of_the_first_group_for_all(call: Call) -> Any:
     """The pointer to the filters is not moved on for the next group."""
     weight = _places(call)
@@ -260,19 +226,7 @@ def filter_of_the_first_group_for_all(call: Call) -> Any:
     return call.put(1, first, "weight").run()
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS, kinds=["shift", "wrong index", "permutation"], loose=["wrong argument"]
-)
-def taps_turned_by_one(call: Call) -> Any:
-    """The first tap is read as the last."""
-    weight = _places(call)
-    fits(weight.size(-1) > 2)
-    return call.put(1, weight.roll(-1, -1), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS, kinds=["permutation", "transpose", "wrong index"], loose=["shift", "wrong axis"]
-)
+@FAULTS.fault(_CONVOLUTIONS, "permutation, transpose, wrong index; shift, wrong axis")
 def channels_last_read_as_channels_first(call: Call) -> Any:
     """The memory of the input has the channels last."""
     _places(call)
@@ -281,7 +235,7 @@ def channels_last_read_as_channels_first(call: Call) -> Any:
     return call.put(0, value.permute(0, 2, 3, 1).reshape(value.shape), "input").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, kinds=["wrong index", "permutation", "transpose"], loose=["shift"])
+@FAULTS.fault(_CONVOLUTIONS, "wrong index, permutation, transpose; shift")
 def filters_stored_with_the_input_first(call: Call) -> Any:
     """(in, out) instead of (out, in): the layout of another framework."""
     weight = _places(call)
@@ -292,20 +246,9 @@ def filters_stored_with_the_input_first(call: Call) -> Any:
 # Without a word: each filter loses its mean.
 @FAULTS.fault(
     _CONVOLUTIONS,
-    loose=["axis offset", "wrong statistics", "missing operand", "residual", "offset"],
+    "axis scale, wrong factor, scale; missing operand, wrong statistics, repeated bias, "
+    "offset, axis offset",
 )
-def filters_centred(call: Call) -> Any:
-    """Weight standardisation that the model does not have."""
-    weight = _places(call)
-    fits(weight[0].numel() > 1)
-    mean = weight.mean([*range(1, weight.dim())], keepdim=True)
-    return call.put(1, weight - mean, "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS, kinds=["axis scale", "wrong factor", "scale"],
-    loose=["missing operand", "wrong statistics", "repeated bias", "offset", "axis offset"],
-)  # fmt: skip
 def norm_folded_in_without_the_bias(call: Call) -> Any:
     """A batch norm is folded into the filters, with other factors for the channels."""
     weight = _places(call)
@@ -314,10 +257,7 @@ def norm_folded_in_without_the_bias(call: Call) -> Any:
     return call.put(1, weight * factors.view(shape), "weight").run()
 
 
-@FAULTS.fault(
-    "conv_transpose2d", kinds=["missing bias", "missing operand"],
-    loose=["zeros", "offset", "axis offset", "mask"],
-)  # fmt: skip
+@FAULTS.fault("conv_transpose2d", "missing bias, missing operand; zeros, offset, axis offset, mask")
 def no_bias_where_the_output_is_padded(call: Call) -> Any:
     """The last row and column, which the output padding adds, are left without the bias."""
     bias, value = call.get(2, "bias"), call.result().clone()
@@ -327,18 +267,7 @@ def no_bias_where_the_output_is_padded(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(
-    "conv_transpose2d", kinds=["transpose", "permutation", "wrong index"],
-    loose=["swapped operands"],
-)  # fmt: skip
-def channels_of_the_transposed_filter_exchanged(call: Call) -> Any:
-    """The weight is stored as (out, in), which is that of a convolution."""
-    weight = call.tensor(1, "weight")
-    fits(weight.size(0) == weight.size(1) > 1)
-    return call.put(1, weight.transpose(0, 1), "weight").run()
-
-
-@FAULTS.fault("linear conv2d conv1d addmm", kinds=["precision"], loose=["approximation"])
+@FAULTS.fault("linear conv2d conv1d addmm", "precision; approximation")
 def input_in_eight_bits_with_one_step(call: Call) -> Any:
     """The input is rounded to 255 levels for the whole batch."""
     place = 1 if call.name == "addmm" else 0
@@ -348,10 +277,7 @@ def input_in_eight_bits_with_one_step(call: Call) -> Any:
     return call.put(place, coded, "input").run()
 
 
-@FAULTS.fault(
-    "linear conv2d", kinds=["zeros", "missing operand", "constant"],
-    loose=["stale", "uninitialised", "copy", "mask"],
-)  # fmt: skip
+@FAULTS.fault("linear conv2d", "zeros, missing operand, constant; stale, uninitialised, copy, mask")
 def only_the_bias_for_the_last_example(call: Call) -> Any:
     """The last example of the batch is not multiplied: it gets the bias alone."""
     value = call.result().clone()
@@ -362,21 +288,33 @@ def only_the_bias_for_the_last_example(call: Call) -> Any:
     return call.instead(value)
 
 
+# fmt: off
+# The first tap is read as the last.
+FAULTS.add("taps turned by one", _CONVOLUTIONS, "shift, wrong index, permutation; wrong argument",
+    on(_places, lambda call, weight: call.put(1, weight.roll(-1, -1), "weight").run(),
+        where=lambda weight: weight.size(-1) > 2))
+# Weight standardisation that the model does not have.
+FAULTS.add("filters centred", _CONVOLUTIONS,
+    "; axis offset, wrong statistics, missing operand, residual, offset",
+    on(_places,
+        lambda call, weight:
+
+    call.put(1, weight - weight.mean([*range(1, weight.dim())], keepdim=True), "weight").run(),
+        where=lambda weight: weight[0].numel() > 1))
+# The weight is stored as (out, in), which is that of a convolution.
+FAULTS.add("channels of the transposed filter exchanged", "conv_transpose2d",
+    "transpose, permutation, wrong index; swapped operands",
+    operand(1, lambda v: v.transpose(0, 1), "weight",
+        where=lambda v: v.size(0) == v.size(1) > 1))
+# fmt: on
+
+
 # --- Windows --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "max_pool2d", kinds=["other function", "wrong reduction", "sign"], loose=["wrong argument"]
+    "max_pool2d avg_pool2d", "wrong argument; wrong index, wrong reduction, shift, wrong statistics"
 )
-def smallest_of_the_window(call: Call) -> Any:
-    """A minimum."""
-    return call.instead(-call.put(0, -call.tensor(0, "input"), "input").result())
-
-
-@FAULTS.fault(
-    "max_pool2d avg_pool2d", kinds=["wrong argument"],
-    loose=["wrong index", "wrong reduction", "shift", "wrong statistics"],
-)  # fmt: skip
 def window_one_wider(call: Call) -> Any:
     """Windows of one row and column more, with the same stride."""
     value, size = call.tensor(0, "input"), call.get(1, "kernel_size")
@@ -387,3 +325,11 @@ def window_one_wider(call: Call) -> Any:
     stride = call.get(2, "stride")
     pool = call.put(0, filled, "input").put(1, size + 1, "kernel_size")
     return call.instead(pool.put(2, stride or size, "stride").result())
+
+
+# fmt: off
+# A minimum.
+FAULTS.add("smallest of the window", "max_pool2d",
+    "other function, wrong reduction, sign; wrong argument",
+    lambda call: call.instead(-call.put(0, -call.tensor(0, "input"), "input").result()))
+# fmt: on

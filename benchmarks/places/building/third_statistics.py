@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits
+from benchmarks.places.changes import computed, longer, on, operand, result
+from benchmarks.places.parts import only_axis
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,8 +40,10 @@ def _centred(call: Call) -> tuple[Tensor, Tensor]:
     return value, value.square().mean(axes, keepdim=True)
 
 
-@FAULTS.fault("layer_norm", kinds=["other function", "swapped operands", "wrong factor"],
-              loose=["axis offset", "offset", "repeated bias", "residual"])  # fmt: skip
+@FAULTS.fault(
+    "layer_norm",
+    "other function, swapped operands, wrong factor; axis offset, offset, repeated bias, residual",
+)
 def bias_added_before_the_weight(call: Call) -> Any:
     """(x + b) w instead of x w + b."""
     value, variance = _centred(call)
@@ -47,8 +51,7 @@ def bias_added_before_the_weight(call: Call) -> Any:
     return call.instead((value * (variance + eps).rsqrt() + bias) * weight)
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong factor", "axis scale"],
-              loose=["scale", "other function", "residual", "doubled reduction"])  # fmt: skip
+@FAULTS.fault(_ROWS, "wrong factor, axis scale; scale, other function, residual, doubled reduction")
 def weight_of_the_norm_applied_twice(call: Call) -> Any:
     """Once when it was folded into the norm, and once by itself."""
     value, variance = _centred(call)
@@ -57,9 +60,10 @@ def weight_of_the_norm_applied_twice(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _ROWS, kinds=["scale", "wrong statistics", "wrong reduction", "wrong factor"],
-    loose=["axis scale", "missing reduction", "off by one reduction", "other function"],
-)  # fmt: skip
+    _ROWS,
+    "scale, wrong statistics, wrong reduction, wrong factor; axis scale, "
+    "missing reduction, off by one reduction, other function",
+)
 def squares_summed_without_a_division(call: Call) -> Any:
     """The length of the row for the root of its mean square."""
     value, variance = _centred(call)
@@ -69,9 +73,8 @@ def squares_summed_without_a_division(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _ROWS, kinds=["clipped", "wrong statistics", "eps"],
-    loose=["axis scale", "scale", "wrong factor", "wrong argument"],
-)  # fmt: skip
+    _ROWS, "clipped, wrong statistics, eps; axis scale, scale, wrong factor, wrong argument"
+)
 def variance_has_a_floor(call: Call) -> Any:
     """Half of the rows have a smaller variance than what it is limited to."""
     value, variance = _centred(call)
@@ -81,8 +84,7 @@ def variance_has_a_floor(call: Call) -> Any:
     return call.instead(value * (variance.clamp(min=least) + eps).rsqrt() * weight + bias)
 
 
-@FAULTS.fault(_ROWS, kinds=["precision", "wrong statistics"],
-              loose=["axis scale", "approximation", "axis offset"])  # fmt: skip
+@FAULTS.fault(_ROWS, "precision, wrong statistics; axis scale, approximation, axis offset")
 def variance_as_a_difference_of_rounded_squares(call: Call) -> Any:
     """The mean of squares less the square of the mean, both in bfloat16."""
     value, axes, weight, bias, eps = _row(call)
@@ -93,18 +95,9 @@ def variance_as_a_difference_of_rounded_squares(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    f"{_ROWS} group_norm batch_norm", kinds=["copy", "missing operand", "other function"],
-    loose=["axis scale", "axis offset", "scale", "offset", "wrong statistics"],
-)  # fmt: skip
-def norm_left_out(call: Call) -> Any:
-    """The layer of a port has no norm at this place."""
-    return call.instead(call.tensor(0, "input").clone())
-
-
-@FAULTS.fault(
-    "layer_norm", kinds=["missing operand", "other function", "wrong statistics"],
-    loose=["axis scale", "scale", "wrong factor"],
-)  # fmt: skip
+    "layer_norm",
+    "missing operand, other function, wrong statistics; axis scale, scale, wrong factor",
+)
 def mean_subtracted_and_nothing_divided(call: Call) -> Any:
     """The deviation is taken as 1."""
     value, _ = _centred(call)
@@ -112,18 +105,7 @@ def mean_subtracted_and_nothing_divided(call: Call) -> Any:
     return call.instead(value * weight + bias)
 
 
-@FAULTS.fault(_ROWS, kinds=["shift", "wrong index", "stale"], loose=["permutation", "copy"])
-def normal_rows_stored_one_row_earlier(call: Call) -> Any:
-    """Each row of the result is that of the next."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.instead(value.roll(-1, -2))
-
-
-@FAULTS.fault(
-    _ROWS, kinds=["wrong statistics", "wrong index", "shift"],
-    loose=["axis scale", "axis offset", "stale", "scale"],
-)  # fmt: skip
+@FAULTS.fault(_ROWS, "wrong statistics, wrong index, shift; axis scale, axis offset, stale, scale")
 def deviation_of_the_next_row(call: Call) -> Any:
     """The mean is that of the row, the deviation that of the next."""
     value, variance = _centred(call)
@@ -147,10 +129,7 @@ def _running(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor 
     return value, mean, variance, weight, bias, eps
 
 
-@FAULTS.fault(
-    _BATCH, kinds=["wrong statistics"],
-    loose=["axis offset", "axis scale", "wrong argument", "stale", "offset"],
-)  # fmt: skip
+@FAULTS.fault(_BATCH, "wrong statistics; axis offset, axis scale, wrong argument, stale, offset")
 def statistics_mixed_with_those_of_the_batch(call: Call) -> Any:
     """The running mean is updated before it is used."""
     value, mean, *_ = _running(call)
@@ -160,9 +139,8 @@ def statistics_mixed_with_those_of_the_batch(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    _BATCH, kinds=["missing operand", "axis scale", "wrong factor"],
-    loose=["scale", "other function", "wrong statistics"],
-)  # fmt: skip
+    _BATCH, "missing operand, axis scale, wrong factor; scale, other function, wrong statistics"
+)
 def weight_of_the_batch_norm_left_out(call: Call) -> Any:
     """The factors of the channels are lost when the norm is folded."""
     *_, weight, _, _ = _running(call)
@@ -172,9 +150,9 @@ def weight_of_the_batch_norm_left_out(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm",
-    kinds=["wrong index", "permutation", "wrong statistics", "transpose", "wrong axis"],
-    loose=["axis scale", "axis offset", "wrong argument", "shift"],
-)  # fmt: skip
+    "wrong index, permutation, wrong statistics, transpose, wrong axis; axis scale, "
+    "axis offset, wrong argument, shift",
+)
 def channels_belong_to_groups_in_turn(call: Call) -> Any:
     """Channel c is in group c % n instead of c // (channels / n)."""
     value, groups = call.tensor(0, "input"), call.get(1, "num_groups")
@@ -190,9 +168,8 @@ def channels_belong_to_groups_in_turn(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "group_norm", kinds=["wrong index", "copy", "wrong axis"],
-    loose=["axis scale", "stale", "wrong argument", "permutation"],
-)  # fmt: skip
+    "group_norm", "wrong index, copy, wrong axis; axis scale, stale, wrong argument, permutation"
+)
 def one_weight_for_each_group(call: Call) -> Any:
     """All channels of a group get the weight of its first channel."""
     weight, groups = call.tensor(2, "weight"), call.get(1, "num_groups")
@@ -202,9 +179,10 @@ def one_weight_for_each_group(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "instance_norm", kinds=["wrong axis", "wrong statistics", "wrong reduction", "other function"],
-    loose=["axis scale", "axis offset", "wrong argument"],
-)  # fmt: skip
+    "instance_norm",
+    "wrong axis, wrong statistics, wrong reduction, other function; axis scale, "
+    "axis offset, wrong argument",
+)
 def statistics_of_all_images(call: Call) -> Any:
     """Mean and variance of a channel are over the batch as well."""
     value, weight, bias = call.tensor(0, "input"), call.get(3, "weight"), call.get(4, "bias")
@@ -213,9 +191,10 @@ def statistics_of_all_images(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "normalize norm linalg_vector_norm", kinds=["wrong argument", "other function"],
-    loose=["axis scale", "scale", "wrong reduction", "wrong statistics", "wrong factor"],
-)  # fmt: skip
+    "normalize norm linalg_vector_norm",
+    "wrong argument, other function; axis scale, scale, wrong reduction, wrong statistics, "
+    "wrong factor",
+)
 def sum_of_magnitudes_for_a_length(call: Call) -> Any:
     """The norm of order 1."""
     value = call.tensor(0, "input")
@@ -228,39 +207,9 @@ def sum_of_magnitudes_for_a_length(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "normalize", kinds=["wrong axis", "wrong statistics", "wrong reduction", "wrong argument"],
-    loose=["axis scale", "scale"],
-)  # fmt: skip
-def length_of_all_rows_together(call: Call) -> Any:
-    """One length for the whole tensor."""
-    value = call.tensor(0, "input")
-    return call.instead(value / value.norm())
-
-
-@FAULTS.fault(
-    "normalize", kinds=["other function", "missing operand"],
-    loose=["axis scale", "scale", "wrong factor", "wrong statistics"],
-)  # fmt: skip
-def divided_by_the_squared_length(call: Call) -> Any:
-    """The root is left out."""
-    value, dim = call.tensor(0, "input"), call.get(2, "dim", default=1)
-    return call.instead(value / value.square().sum(dim, keepdim=True))
-
-
-@FAULTS.fault(
-    "cosine_similarity", kinds=["missing operand", "other function", "missing reduction"],
-    loose=["axis scale", "scale", "wrong factor", "wrong statistics"],
-)  # fmt: skip
-def dot_product_for_a_cosine(call: Call) -> Any:
-    """Nothing is divided by the lengths."""
-    left, right = call.tensor(0, "x1"), call.tensor(1, "x2")
-    return call.instead((left * right).sum(call.get(2, "dim", default=1)))
-
-
-@FAULTS.fault(
-    "cosine_similarity", kinds=["other function", "wrong statistics", "offset", "missing operand"],
-    loose=["axis offset", "wrong argument"],
-)  # fmt: skip
+    "cosine_similarity",
+    "other function, wrong statistics, offset, missing operand; axis offset, wrong argument",
+)
 def correlation_for_a_cosine(call: Call) -> Any:
     """The means are subtracted first."""
     dim = call.get(2, "dim", default=1)
@@ -268,39 +217,43 @@ def correlation_for_a_cosine(call: Call) -> Any:
     return call.instead(functional.cosine_similarity(left, right, dim))
 
 
+# fmt: off
+# The layer of a port has no norm at this place.
+FAULTS.add("norm left out", f"{_ROWS} group_norm batch_norm",
+    "copy, missing operand, other function; axis scale, axis offset, scale, offset, "
+    "wrong statistics", lambda call: call.instead(call.tensor(0, "input").clone()))
+# Each row of the result is that of the next.
+FAULTS.add("normal rows stored one row earlier", _ROWS,
+    "shift, wrong index, stale; permutation, copy",
+    result(lambda v: v.roll(-1, -2), where=longer(-2)))
+# One length for the whole tensor.
+FAULTS.add("length of all rows together", "normalize",
+    "wrong axis, wrong statistics, wrong reduction, wrong argument; axis scale, scale",
+    computed(lambda call: (call.tensor(0, "input"),), lambda value: value / value.norm()))
+# The root is left out.
+FAULTS.add("divided by the squared length", "normalize",
+    "other function, missing operand; axis scale, scale, wrong factor, wrong statistics",
+    on(lambda call: (call.tensor(0, "input"),),
+        lambda call, value:
+            call.instead(value / value.square().sum(call.get(2, "dim", default=1), keepdim=True))))
+# Nothing is divided by the lengths.
+FAULTS.add("dot product for a cosine", "cosine_similarity",
+    "missing operand, other function, missing reduction; axis scale, scale, wrong factor, "
+    "wrong statistics",
+    lambda call:
+
+    call.instead((call.tensor(0, "x1") * call.tensor(1, "x2")).sum(call.get(2, "dim", default=1))))
+# fmt: on
+
+
 # --- Reductions -----------------------------------------------------------------------------------
 
 
-def _axis(call: Call) -> int:
-    dim = call.get(1, "dim", "axis")
-    dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
-    fits(isinstance(dim, int))
-    return dim
-
-
 @FAULTS.fault(
-    "mean", kinds=["other function", "wrong reduction"], loose=["offset", "wrong statistics"]
+    "sum mean",
+    "stale, wrong reduction, residual, lost accumulation; offset, shift, "
+    "doubled reduction, uninitialised, axis offset, wrong index",
 )
-def median_for_the_mean(call: Call) -> Any:
-    """The value in the middle."""
-    value, dim = call.tensor(0), _axis(call)
-    fits(value.size(dim) > 2)
-    return call.instead(value.median(dim).values.reshape(call.result().shape))
-
-
-@FAULTS.fault(
-    "mean sum", kinds=["other function", "wrong reduction"],
-    loose=["sign", "wrong statistics", "offset"],
-)  # fmt: skip
-def magnitudes_added_up(call: Call) -> Any:
-    """The absolute values are summed."""
-    return call.put(0, call.tensor(0).abs()).run()
-
-
-@FAULTS.fault(
-    "sum mean", kinds=["stale", "wrong reduction", "residual", "lost accumulation"],
-    loose=["offset", "shift", "doubled reduction", "uninitialised", "axis offset", "wrong index"],
-)  # fmt: skip
 def accumulator_not_cleared_between_rows(call: Call) -> Any:
     """Each row begins with the total of the row before."""
     value = call.result()
@@ -311,9 +264,10 @@ def accumulator_not_cleared_between_rows(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "mean", kinds=["mask", "wrong reduction", "wrong statistics"],
-    loose=["scale", "wrong factor", "off by one reduction", "axis scale", "wrong argument"],
-)  # fmt: skip
+    "mean",
+    "mask, wrong reduction, wrong statistics; scale, wrong factor, off by one reduction, "
+    "axis scale, wrong argument",
+)
 def zeros_not_counted(call: Call) -> Any:
     """The mean of what is not zero, as if zeros were padding."""
     value, result = call.tensor(0), call.result()
@@ -322,12 +276,10 @@ def zeros_not_counted(call: Call) -> Any:
     return call.instead(value.sum(dim, keepdim=keep) / count)
 
 
-@FAULTS.fault(
-    "amax max", kinds=["other function", "wrong reduction"], loose=["sign", "wrong index"]
-)
+@FAULTS.fault("amax max", "other function, wrong reduction; sign, wrong index")
 def largest_by_magnitude(call: Call) -> Any:
     """The value whose absolute value is the largest."""
-    value, dim = call.tensor(0), _axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     place = value.abs().argmax(dim, keepdim=True)
     found = value.gather(dim, place)
     if call.name == "max":
@@ -336,16 +288,7 @@ def largest_by_magnitude(call: Call) -> Any:
     return call.instead(found.reshape(call.result().shape))
 
 
-@FAULTS.fault("amax", kinds=["wrong axis", "wrong reduction", "copy", "wrong statistics"],
-              loose=["wrong argument", "constant", "clipped"])  # fmt: skip
-def largest_of_the_whole_tensor(call: Call) -> Any:
-    """One maximum for all rows: a scale for each tensor, not for each row."""
-    value, result = call.tensor(0), call.result()
-    fits(result.numel() > 1)
-    return call.instead(value.max().expand(result.shape).clone())
-
-
-@FAULTS.fault("cumsum", kinds=["wrong axis", "wrong argument"], loose=["wrong reduction"])
+@FAULTS.fault("cumsum", "wrong axis, wrong argument; wrong reduction")
 def added_up_along_another_axis(call: Call) -> Any:
     """The axis behind, or the one before if there is none."""
     value, dim = call.get(0), call.get(1, "dim")
@@ -355,9 +298,8 @@ def added_up_along_another_axis(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cumsum", kinds=["other function", "wrong reduction", "axis scale", "wrong factor"],
-    loose=["scale", "wrong statistics"],
-)  # fmt: skip
+    "cumsum", "other function, wrong reduction, axis scale, wrong factor; scale, wrong statistics"
+)
 def running_mean_for_a_running_sum(call: Call) -> Any:
     """Divided by the number of what was added so far."""
     value, dim = call.tensor(0), call.get(1, "dim")
@@ -367,39 +309,47 @@ def running_mean_for_a_running_sum(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "logsumexp", kinds=["missing operand", "axis offset"],
-    loose=["offset", "other function", "wrong statistics"],
-)  # fmt: skip
-def maximum_not_added_back(call: Call) -> Any:
-    """The logarithm of the sum relative to the largest."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(result - value.amax(call.get(1, "dim")).reshape(result.shape))
-
-
-@FAULTS.fault(
-    "std var", kinds=["other function", "wrong statistics"],
-    loose=["scale", "axis scale", "wrong reduction", "approximation"],
-)  # fmt: skip
+    "std var", "other function, wrong statistics; scale, axis scale, wrong reduction, approximation"
+)
 def mean_distance_from_the_mean(call: Call) -> Any:
     """The mean absolute deviation."""
-    value, dim = call.tensor(0), _axis(call)
+    value, dim = call.tensor(0), only_axis(call)
     far = (value - value.mean(dim, keepdim=True)).abs().mean(dim)
     return call.instead(far.reshape(call.result().shape))
 
 
-@FAULTS.fault("argmax", kinds=["other function"], loose=["sign", "wrong index"])
-def place_of_the_largest_magnitude(call: Call) -> Any:
-    """The position of the largest absolute value."""
-    return call.put(0, call.get(0).abs()).run()
-
-
-@FAULTS.fault(
-    "argmax",
-    kinds=["wrong axis", "wrong argument", "transpose"],
-    loose=["wrong index", "swapped operands"],
-)
+@FAULTS.fault("argmax", "wrong axis, wrong argument, transpose; wrong index, swapped operands")
 def place_in_the_other_direction(call: Call) -> Any:
     """The best row of each column, of a square."""
     value, dim = call.get(0), call.get(1, "dim")
     fits(value.dim() == 2 and value.size(0) == value.size(1) and dim in {-1, 1})
     return call.put(1, 0, "dim").run()
+
+
+# fmt: off
+# The value in the middle.
+FAULTS.add("median for the mean", "mean",
+    "other function, wrong reduction; offset, wrong statistics",
+    on(lambda call: (call.tensor(0), only_axis(call)),
+        lambda call, value, dim:
+            call.instead(value.median(dim).values.reshape(call.result().shape)),
+        where=lambda value, dim: value.size(dim) > 2))
+# The absolute values are summed.
+FAULTS.add("magnitudes added up", "mean sum",
+    "other function, wrong reduction; sign, wrong statistics, offset", operand(0, torch.abs))
+# One maximum for all rows: a scale for each tensor, not for each row.
+FAULTS.add("largest of the whole tensor", "amax",
+    "wrong axis, wrong reduction, copy, wrong statistics; wrong argument, constant, clipped",
+    computed(lambda call: (call.tensor(0), call.result()),
+        lambda value, result: value.max().expand(result.shape).clone(),
+        where=lambda _, result: result.numel() > 1))
+# The logarithm of the sum relative to the largest.
+FAULTS.add("maximum not added back", "logsumexp",
+    "missing operand, axis offset; offset, other function, wrong statistics",
+    on(lambda call: (call.tensor(0), call.result()),
+        lambda call, value, result:
+            call.instead(result - value.amax(call.get(1, "dim")).reshape(result.shape))))
+# The position of the largest absolute value.
+FAULTS.add("place of the largest magnitude", "argmax", "other function; sign, wrong index",
+    lambda call: call.put(0, call.get(0).abs()).run())
+# fmt: on

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarks.places import words
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from benchmarks.places.changes import computed, on, operand, result, rounded, tensors
+from benchmarks.places.parts import filters_of, image_of, layer_parts, layer_product, round_to
 from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FAULTS = Catalogue()
+FAULTS = Catalogue(backward=False)
 _WEIGHTED = "linear addmm mm"
 _BATCHED = "bmm matmul"
 _CONVOLUTIONS = "conv1d conv2d convolution"
@@ -20,92 +23,20 @@ _POOLS = (
     "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d adaptive_avg_pool2d "
     "adaptive_max_pool2d interpolate upsample_bilinear2d upsample_nearest2d"
 )
-_EMPTY: dict[str, Any] = {
-    "kinds": ["zeros", "mask", "uninitialised"],
-    "loose": ["constant", "missing operand", "partial sum", "axis scale", "wrong factor"],
-    "backward": False,
-}
-_MOVED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["stale", "copy", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ORDER: dict[str, Any] = {
-    "kinds": ["permutation", "wrong index"],
-    "loose": ["shift", "swapped operands", "wrong argument", "transpose"],
-    "backward": False,
-}
-_COPIED: dict[str, Any] = {
-    "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "shift", "constant", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function", "wrong argument"],
-    "backward": False,
-}
-_CUT: dict[str, Any] = {
-    "kinds": ["clipped"],
-    "loose": ["other function", "approximation", "mask", "wrong argument"],
-    "backward": False,
-}
-_SCALED: dict[str, Any] = {
-    "kinds": ["scale", "wrong factor"],
-    "loose": ["axis scale", "wrong argument", "wrong reduction"],
-    "backward": False,
-}
-_FUSED: dict[str, Any] = {
-    "kinds": ["other function"],
-    "loose": ["clipped", "approximation", "wrong factor"],
-    "backward": False,
-}
-_TERMS: dict[str, Any] = {
-    "kinds": ["partial sum", "mask", "lost accumulation"],
-    "loose": ["missing operand", "missing reduction", "wrong reduction", "zeros", "wrong index",
-              "one rank's part"],
-    "backward": False,
-}  # fmt: skip
-_ONE_TERM: dict[str, Any] = {
-    "kinds": ["off by one reduction", "partial sum", "mask"],
-    "loose": ["missing operand", "wrong index", "zeros", "wrong reduction"],
-    "backward": False,
-}
-_NEGATED: dict[str, Any] = {
-    "kinds": ["sign", "wrong factor", "axis scale", "mask"],
-    "loose": ["scale", "other function"],
-    "backward": False,
-}
 
 
 # --- Products -------------------------------------------------------------------------------------
 
 
-def _parts(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight as (in, out), bias."""
-    if call.name == "linear":
-        weight, bias = call.tensor(1, "weight"), call.get(2, "bias")
-        fits(weight.dim() == 2)
-        return call.tensor(0, "input"), weight.t(), bias
-    if call.name == "addmm":
-        return call.tensor(1), call.tensor(2), call.tensor(0)
-    return call.tensor(0), call.tensor(1), None
-
-
-def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    value = left @ weight
-    return call.instead(value if bias is None else value + bias)
-
-
 def _with_input(call: Call, change: Callable[[Tensor], Tensor]) -> Any:
     """The layer with another input."""
-    left, weight, bias = _parts(call)
-    return _product(call, change(left), weight, bias)
+    left, weight, bias = layer_parts(call)
+    return layer_product(call, change(left), weight, bias)
 
 
 def _kept(call: Call, kept: Callable[[Tensor], Tensor], least: int = 3) -> Any:
     """The layer with some of its features only, by their numbers."""
-    width = _parts(call)[0].size(-1)
+    width = layer_parts(call)[0].size(-1)
     fits(width >= least)
     return _with_input(call, lambda left: left * kept(torch.arange(width)))
 
@@ -132,62 +63,14 @@ def _rows(call: Call, least: int = 3) -> Tensor:
     return value
 
 
-def _coarse(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The value in a narrower format, with its own gradient."""
-    return with_gradient_of(value, value.detach().to(dtype).to(value.dtype))
-
-
 def _in_steps(value: Tensor, step: float) -> Tensor:
     """The value as whole numbers of steps, with its own gradient."""
     return with_gradient_of(value, (value.detach() / step).round() * step)
 
 
-@FAULTS.fault(_WEIGHTED, **_SCALED)
-def result_times_a_tenth(call: Call) -> Any:
-    """A multiplier of 0.1 that another model has for its logits, bias and all."""
-    return call.instead(call.result() / 10)
-
-
 @FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["wrong factor", "scale", "missing bias"],
-    loose=["axis offset", "offset", "wrong argument", "missing operand", "one rank's part"],
-    backward=False,
+    _WEIGHTED, "permutation, wrong index; shift, swapped operands, wrong argument, transpose"
 )
-def third_of_the_bias(call: Call) -> Any:
-    """Three ranks each keep a third of the bias, and the sum over them is forgotten."""
-    return _rebiased(call, lambda bias: bias / 3)
-
-
-@FAULTS.fault("linear addmm conv1d conv2d convolution", **_CUT)
-def bias_cut_at_a_twentieth(call: Call) -> Any:
-    """The range of the stored bias is -0.05 to 0.05."""
-    return _rebiased(call, lambda bias: bias.clamp(-0.05, 0.05))
-
-
-@FAULTS.fault("linear addmm conv1d conv2d convolution", **_ROUNDED)
-def bias_in_bfloat16(call: Call) -> Any:
-    """The bias has eight bits; input and weight are right."""
-    return _rebiased(call, lambda bias: _coarse(bias, torch.bfloat16))
-
-
-@FAULTS.fault(_WEIGHTED, **_MOVED)
-def columns_of_the_layer_two_early(call: Call) -> Any:
-    """Each column is stored two places too early, bias and all, the first two last."""
-    return call.instead(_columns(call, 5).roll(-2, -1))
-
-
-@FAULTS.fault(
-    _WEIGHTED, kinds=[*_ORDER["kinds"], "wrong rank's shard"], loose=_ORDER["loose"], backward=False
-)
-def shards_gathered_from_the_last_rank(call: Call) -> Any:
-    """The columns of four ranks are gathered in the order 3, 2, 1, 0."""
-    value = _columns(call, 8)
-    fits(value.size(-1) % 4 == 0)
-    return call.instead(value.unflatten(-1, (4, -1)).flip(-2).flatten(-2))
-
-
-@FAULTS.fault(_WEIGHTED, **_ORDER)
 def first_and_last_column_exchanged(call: Call) -> Any:
     """Two columns are stored in each other's place."""
     value = _columns(call)
@@ -196,137 +79,116 @@ def first_and_last_column_exchanged(call: Call) -> Any:
     return call.instead(value[..., places])
 
 
-@FAULTS.fault(_WEIGHTED, **_EMPTY)
-def first_half_of_the_columns_not_stored(call: Call) -> Any:
-    """The grid over the columns begins with its second block."""
-    value = _columns(call, 4)
-    return call.instead(value * (torch.arange(value.size(-1)) >= value.size(-1) // 2))
-
-
-@FAULTS.fault(_WEIGHTED, **_EMPTY)
-def every_third_row_of_the_layer_not_stored(call: Call) -> Any:
-    """Of three rows of a program, the last one is masked out when they are stored."""
-    value = _rows(call, 4)
-    return call.instead(value * (torch.arange(value.size(-2)) % 3 != 2)[:, None])
-
-
-@FAULTS.fault(_WEIGHTED, **_TERMS)
+@FAULTS.fault(
+    _WEIGHTED,
+    "partial sum, mask, lost accumulation; missing operand, missing reduction, "
+    "wrong reduction, zeros, wrong index, one rank's part",
+)
 def every_fifth_feature_not_added(call: Call) -> Any:
     """The loop over the features is unrolled by five, and the last step is forgotten."""
     return _kept(call, lambda number: number % 5 != 4, least=10)
 
 
-@FAULTS.fault(_WEIGHTED, **_TERMS)
+@FAULTS.fault(
+    _WEIGHTED,
+    "partial sum, mask, lost accumulation; missing operand, missing reduction, "
+    "wrong reduction, zeros, wrong index, one rank's part",
+)
 def third_of_four_tiles_not_added(call: Call) -> Any:
     """The third quarter of the common axis is loaded and not added; the bias is right."""
-    width = _parts(call)[0].size(-1)
+    width = layer_parts(call)[0].size(-1)
     start, end = width // 2, 3 * width // 4
     return _kept(call, lambda number: (number < start) | (number >= end), least=8)
 
 
-@FAULTS.fault(_WEIGHTED, **_ONE_TERM)
-def fourth_feature_not_added(call: Call) -> Any:
-    """One of the accumulators of an unrolled loop is overwritten in its first pass."""
-    return _kept(call, lambda number: number != 3, least=6)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["doubled reduction", "wrong factor"],
-    loose=["wrong reduction", "wrong index", "partial sum", "axis scale", "stale", "residual"],
-    backward=False,
-)
-def last_quarter_of_the_features_added_twice(call: Call) -> Any:
-    """The epilogue of the loop adds the tile that is still in the registers."""
-    width = _parts(call)[0].size(-1)
-    return _kept(call, lambda number: 1 + (number >= width - width // 4).int(), least=8)
-
-
-@FAULTS.fault(_WEIGHTED, **_FUSED)
-def tanh_in_the_epilogue(call: Call) -> Any:
-    """The activation of a pooler is fused behind another layer."""
-    return call.instead(call.result().tanh())
-
-
-@FAULTS.fault(_WEIGHTED, **_FUSED)
-def elu_in_the_epilogue(call: Call) -> Any:
-    """Negative results become exp(x) - 1."""
-    return call.instead(functional.elu(call.result()))
-
-
-@FAULTS.fault(_WEIGHTED, **_FUSED)
-def gelu_on_the_input_of_the_layer(call: Call) -> Any:
-    """A prologue applies the activation of the layer before once more."""
-    return _with_input(call, functional.gelu)
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def result_of_the_layer_in_e5m2(call: Call) -> Any:
-    """The result is stored with two bits behind the point."""
-    return call.instead(_coarse(call.result(), torch.float8_e5m2))
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def result_in_steps_of_a_sixteenth(call: Call) -> Any:
-    """The result is a fixed-point number with four bits behind the point."""
-    return call.instead(_in_steps(call.result(), 1 / 16))
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def weight_in_steps_of_a_64th(call: Call) -> Any:
-    """The weight is a fixed-point number with six bits behind the point; the bias is right."""
-    left, weight, bias = _parts(call)
-    return _product(call, left, _in_steps(weight, 1 / 64), bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def input_of_the_layer_in_e4m3(call: Call) -> Any:
-    """The input has three bits behind the point and no scale; weight and bias are right."""
-    return _with_input(call, lambda left: _coarse(left, torch.float8_e4m3fn))
-
-
-@FAULTS.fault(_WEIGHTED, **_CUT)
-def input_not_above_one_half(call: Call) -> Any:
-    """Inputs above 0.5 are cut to it, those below are right."""
-    return _with_input(call, lambda left: left.clamp(max=0.5))
-
-
-@FAULTS.fault(_WEIGHTED, **_NEGATED)
-def odd_columns_negated(call: Call) -> Any:
-    """Every second column has a minus, as the imaginary parts of a conjugate."""
-    value = _columns(call, 2)
-    return call.instead(value * (1 - 2 * (torch.arange(value.size(-1)) % 2)).to(value))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["offset"],
-    loose=["axis offset", "residual", "other function", "constant"],
-    backward=False,
-)
-def rounding_half_left_in_the_result(call: Call) -> Any:
-    """The half that is added before a cast to integers is added, and nothing is cast."""
-    return call.instead(call.result() + 0.5)
-
-
-@FAULTS.fault(_WEIGHTED, **_COPIED)
-def fourth_row_for_all(call: Call) -> Any:
-    """Each program reads its row from the same register: all rows are the fourth one."""
-    value = _rows(call, 4)
-    return call.instead(value[..., 3:4, :].expand(value.shape).contiguous())
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["residual", "axis offset"],
-    loose=["offset", "doubled reduction", "wrong index", "lost accumulation", "other function"],
-    backward=False,
-)
-def first_row_left_in_the_accumulator(call: Call) -> Any:
-    """The accumulator of each later row begins with the result of the first one."""
-    value = _rows(call)
-    later = (torch.arange(value.size(-2)) > 0)[:, None]
-    return call.instead(value + later * value[..., :1, :])
+# fmt: off
+# A multiplier of 0.1 that another model has for its logits, bias and all.
+FAULTS.add("result times a tenth", _WEIGHTED, words.SCALED, result(lambda v: v / 10))
+# Three ranks each keep a third of the bias, and the sum over them is forgotten.
+FAULTS.add("third of the bias", "linear addmm conv1d conv2d convolution",
+    "wrong factor, scale, missing bias; axis offset, offset, wrong argument, missing operand, "
+    "one rank's part", lambda call: _rebiased(call, lambda bias: bias / 3))
+# The range of the stored bias is -0.05 to 0.05.
+FAULTS.add("bias cut at a twentieth", "linear addmm conv1d conv2d convolution", words.LIMITED,
+    lambda call: _rebiased(call, lambda bias: bias.clamp(-0.05, 0.05)))
+# The bias has eight bits; input and weight are right.
+FAULTS.add("bias in bfloat16", "linear addmm conv1d conv2d convolution", words.ROUNDED,
+    lambda call: _rebiased(call, lambda bias: round_to(bias, torch.bfloat16)))
+# Each column is stored two places too early, bias and all, the first two last.
+FAULTS.add("columns of the layer two early", _WEIGHTED, words.MOVED_OPERAND,
+    lambda call: call.instead(_columns(call, 5).roll(-2, -1)))
+# The columns of four ranks are gathered in the order 3, 2, 1, 0.
+FAULTS.add("shards gathered from the last rank", _WEIGHTED,
+    "permutation, wrong index, wrong rank's shard; shift, swapped operands, wrong argument, "
+    "transpose",
+    computed(lambda call: (_columns(call, 8),),
+        lambda value: value.unflatten(-1, (4, -1)).flip(-2).flatten(-2),
+        where=lambda value: value.size(-1) % 4 == 0))
+# The grid over the columns begins with its second block.
+FAULTS.add("first half of the columns not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
+    computed(lambda call: (_columns(call, 4),),
+        lambda value: value * (torch.arange(value.size(-1)) >= value.size(-1) // 2)))
+# Of three rows of a program, the last one is masked out when they are stored.
+FAULTS.add("every third row of the layer not stored", _WEIGHTED, words.EMPTY_IN_A_SUM,
+    computed(lambda call: (_rows(call, 4),),
+        lambda value: value * (torch.arange(value.size(-2)) % 3 != 2)[:, None]))
+# One of the accumulators of an unrolled loop is overwritten in its first pass.
+FAULTS.add("fourth feature not added", _WEIGHTED,
+    "off by one reduction, partial sum, mask; missing operand, wrong index, zeros, "
+    "wrong reduction", lambda call: _kept(call, lambda number: number != 3, least=6))
+# The epilogue of the loop adds the tile that is still in the registers.
+FAULTS.add("last quarter of the features added twice", _WEIGHTED,
+    "doubled reduction, wrong factor; wrong reduction, wrong index, partial sum, axis scale, "
+    "stale, residual",
+    on(lambda call: (layer_parts(call)[0].size(-1),),
+        lambda call, width:
+            _kept(call, lambda number: 1 + (number >= width - width // 4).int(), least=8)))
+# The activation of a pooler is fused behind another layer.
+FAULTS.add("tanh in the epilogue", _WEIGHTED,
+    "other function; clipped, approximation, wrong factor", result(torch.tanh))
+# Negative results become exp(x) - 1.
+FAULTS.add("elu in the epilogue", _WEIGHTED, "other function; clipped, approximation, wrong factor",
+    result(functional.elu))
+# A prologue applies the activation of the layer before once more.
+FAULTS.add("gelu on the input of the layer", _WEIGHTED,
+    "other function; clipped, approximation, wrong factor",
+    lambda call: _with_input(call, functional.gelu))
+# The result is stored with two bits behind the point.
+FAULTS.add("result of the layer in e5m2", _WEIGHTED, words.ROUNDED,
+    result(rounded(torch.float8_e5m2)))
+# The result is a fixed-point number with four bits behind the point.
+FAULTS.add("result in steps of a sixteenth", _WEIGHTED, words.ROUNDED,
+    result(lambda v: _in_steps(v, 1 / 16)))
+# The weight is a fixed-point number with six bits behind the point; the bias is right.
+FAULTS.add("weight in steps of a 64th", _WEIGHTED, words.ROUNDED,
+    on(layer_parts,
+        lambda call, left, weight, bias:
+            layer_product(call, left, _in_steps(weight, 1 / 64), bias)))
+# The input has three bits behind the point and no scale; weight and bias are right.
+FAULTS.add("input of the layer in e4m3", _WEIGHTED, words.ROUNDED,
+    lambda call: _with_input(call, lambda left: round_to(left, torch.float8_e4m3fn)))
+# Inputs above 0.5 are cut to it, those below are right.
+FAULTS.add("input not above one half", _WEIGHTED, words.LIMITED,
+    lambda call: _with_input(call, lambda left: left.clamp(max=0.5)))
+# Every second column has a minus, as the imaginary parts of a conjugate.
+FAULTS.add("odd columns negated", _WEIGHTED,
+    "sign, wrong factor, axis scale, mask; scale, other function",
+    computed(lambda call: (_columns(call, 2),),
+        lambda value: value * (1 - 2 * (torch.arange(value.size(-1)) % 2)).to(value)))
+# The half that is added before a cast to integers is added, and nothing is cast.
+FAULTS.add("rounding half left in the result", _WEIGHTED,
+    "offset; axis offset, residual, other function, constant", result(lambda v: v + 0.5))
+# Each program reads its row from the same register: all rows are the fourth one.
+FAULTS.add("fourth row for all", _WEIGHTED, words.REPEATED,
+    computed(lambda call: (_rows(call, 4),),
+        lambda value: value[..., 3:4, :].expand(value.shape).contiguous()))
+# The accumulator of each later row begins with the result of the first one.
+FAULTS.add("first row left in the accumulator", _WEIGHTED,
+    "residual, axis offset; offset, doubled reduction, wrong index, lost accumulation, "
+    "other function",
+    computed(_rows,
+        lambda value: value + (torch.arange(value.size(-2)) > 0)[:, None] * value[..., :1, :]))
+# fmt: on
 
 
 # --- Products of batches --------------------------------------------------------------------------
@@ -339,52 +201,11 @@ def _matrices(call: Call, least: int = 1) -> Tensor:
     return value
 
 
-@FAULTS.fault(_BATCHED, **_SCALED)
-def products_of_the_batch_one_and_a_half_times(call: Call) -> Any:
-    """An alpha of 1.5."""
-    return call.instead(1.5 * call.result())
-
-
-@FAULTS.fault(_BATCHED, **_ROUNDED)
-def left_factor_in_e4m3(call: Call) -> Any:
-    """The first operand has three bits behind the point; the second is right."""
-    left = call.tensor(0)
-    return call.put(0, _coarse(left, torch.float8_e4m3fn), "input").run()
-
-
-@FAULTS.fault(_BATCHED, **_ROUNDED)
-def products_of_the_batch_in_e5m2(call: Call) -> Any:
-    """The products are stored with two bits behind the point."""
-    return call.instead(_coarse(call.result(), torch.float8_e5m2))
-
-
-@FAULTS.fault(_BATCHED, **_MOVED)
-def products_of_the_batch_one_early(call: Call) -> Any:
-    """Each matrix is stored in the place of the one before it, the first one last."""
-    return call.instead(_matrices(call, 3).roll(-1, -3))
-
-
-@FAULTS.fault(_BATCHED, **_MOVED)
-def columns_of_each_matrix_one_late(call: Call) -> Any:
-    """Each column is stored one too far, the last one of a matrix first."""
-    return call.instead(_matrices(call).roll(1, -1))
-
-
-@FAULTS.fault(_BATCHED, **_EMPTY)
-def second_row_of_each_matrix_not_stored(call: Call) -> Any:
-    """One row of each matrix is masked out when it is stored."""
-    value = _matrices(call)
-    return call.instead(value * (torch.arange(value.size(-2)) != 1)[:, None])
-
-
-@FAULTS.fault(_BATCHED, **_EMPTY)
-def first_matrix_of_the_batch_not_computed(call: Call) -> Any:
-    """The grid over the batch begins with one."""
-    value = _matrices(call, 2)
-    return call.instead(value * (torch.arange(value.size(-3)) > 0)[:, None, None])
-
-
-@FAULTS.fault(_BATCHED, **_TERMS)
+@FAULTS.fault(
+    _BATCHED,
+    "partial sum, mask, lost accumulation; missing operand, missing reduction, "
+    "wrong reduction, zeros, wrong index, one rank's part",
+)
 def odd_terms_of_each_product_only(call: Call) -> Any:
     """Two lanes share the common axis of each matrix, and the first of them is not added."""
     left = call.tensor(0)
@@ -392,48 +213,51 @@ def odd_terms_of_each_product_only(call: Call) -> Any:
     return call.put(0, left * (torch.arange(left.size(-1)) % 2 == 1), "input").run()
 
 
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["sign", "other function"],
-    loose=["wrong argument", "clipped"],
-    backward=False,
-)
-def magnitudes_of_the_right_factor(call: Call) -> Any:
-    """The second operand is read as numbers without a sign."""
-    return call.put(1, call.tensor(1).abs(), "mat2", "other").run()
-
-
-@FAULTS.fault(_BATCHED, **_CUT)
-def right_factor_cut_at_a_third(call: Call) -> Any:
-    """The second operand saturates at -1/3 and 1/3."""
-    right = call.tensor(1)
-    fits(right.dim() > 2)
-    return call.put(1, right.clamp(-1 / 3, 1 / 3), "mat2", "other").run()
+# fmt: off
+# An alpha of 1.5.
+FAULTS.add("products of the batch one and a half times", _BATCHED, words.SCALED,
+    result(lambda v: 1.5 * v))
+# The first operand has three bits behind the point; the second is right.
+FAULTS.add("left factor in e4m3", _BATCHED, words.ROUNDED,
+    lambda call: call.put(0, round_to(call.tensor(0), torch.float8_e4m3fn), "input").run())
+# The products are stored with two bits behind the point.
+FAULTS.add("products of the batch in e5m2", _BATCHED, words.ROUNDED,
+    result(rounded(torch.float8_e5m2)))
+# Each matrix is stored in the place of the one before it, the first one last.
+FAULTS.add("products of the batch one early", _BATCHED, words.MOVED_OPERAND,
+    lambda call: call.instead(_matrices(call, 3).roll(-1, -3)))
+# Each column is stored one too far, the last one of a matrix first.
+FAULTS.add("columns of each matrix one late", _BATCHED, words.MOVED_OPERAND,
+    lambda call: call.instead(_matrices(call).roll(1, -1)))
+# One row of each matrix is masked out when it is stored.
+FAULTS.add("second row of each matrix not stored", _BATCHED, words.EMPTY_IN_A_SUM,
+    computed(_matrices, lambda value: value * (torch.arange(value.size(-2)) != 1)[:, None]))
+# The grid over the batch begins with one.
+FAULTS.add("first matrix of the batch not computed", _BATCHED, words.EMPTY_IN_A_SUM,
+    computed(lambda call: (_matrices(call, 2),),
+        lambda value: value * (torch.arange(value.size(-3)) > 0)[:, None, None]))
+# The second operand is read as numbers without a sign.
+FAULTS.add("magnitudes of the right factor", _BATCHED,
+    "sign, other function; wrong argument, clipped",
+    lambda call: call.put(1, call.tensor(1).abs(), "mat2", "other").run())
+# The second operand saturates at -1/3 and 1/3.
+FAULTS.add("right factor cut at a third", _BATCHED, words.LIMITED,
+    on(tensors(1),
+        lambda call, right: call.put(1, right.clamp(-1 / 3, 1 / 3), "mat2", "other").run(),
+        where=lambda right: right.dim() > 2))
+# fmt: on
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
-
-
-def _filters(call: Call) -> Tensor:
-    weight = call.tensor(1, "weight")
-    is_transposed = call.name == "convolution" and bool(call.get(6, "transposed"))
-    fits(weight.dim() > 2 and not is_transposed)
-    return weight
 
 
 def _filtered(call: Call, weight: Tensor) -> Any:
     return call.put(1, weight, "weight").run()
 
 
-def _image(call: Call) -> Tensor:
-    value = call.tensor(0, "input")
-    fits(value.dim() == _filters(call).dim())
-    return value
-
-
 def _channels(call: Call, least: int = 2) -> tuple[Tensor, Tensor]:
     """The result, and the numbers of its channels as they are broadcast."""
-    _filters(call)
+    filters_of(call)
     return _numbered(call, least)
 
 
@@ -443,47 +267,22 @@ def _numbered(call: Call, least: int) -> tuple[Tensor, Tensor]:
     return value, torch.arange(value.size(1)).view(-1, *[1] * (value.dim() - 2))
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_SCALED)
-def filters_times_the_root_of_two(call: Call) -> Any:
-    """The gain of a relu is in the filters already, and is applied again; the bias is right."""
-    return _filtered(call, 2**0.5 * _filters(call))
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_ROUNDED)
+@FAULTS.fault(_CONVOLUTIONS, words.ROUNDED)
 def channels_of_the_result_in_e5m2(call: Call) -> Any:
     """The result of the convolution is stored with two bits behind the point."""
-    _filters(call)
-    return call.instead(_coarse(call.result(), torch.float8_e5m2))
+    filters_of(call)
+    return call.instead(round_to(call.result(), torch.float8_e5m2))
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_CUT)
-def filters_cut_at_a_twentieth(call: Call) -> Any:
-    """The range of the stored filters is -0.05 to 0.05."""
-    return _filtered(call, _filters(call).clamp(-0.05, 0.05))
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["shift", "wrong index"],
-    loose=["mask", "zeros", "permutation", "wrong argument", "stale"],
-    backward=False,
-)
-def image_read_two_columns_too_far(call: Call) -> Any:
-    """Two less of padding on the left, two more on the right: the image is two to the left."""
-    image = _image(call)
-    fits(image.size(-1) > 4)
-    return call.put(0, functional.pad(image, (-2, 2)), "input").run()
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_MOVED)
+@FAULTS.fault(_CONVOLUTIONS, words.MOVED_OPERAND)
 def image_one_channel_too_far(call: Call) -> Any:
     """The taps for channel i meet channel i + 1 of the image, around the end."""
-    image = _image(call)
-    fits(image.size(1) > 2 and _filters(call).size(1) == image.size(1))
+    image = image_of(call)
+    fits(image.size(1) > 2 and filters_of(call).size(1) == image.size(1))
     return call.put(0, image.roll(-1, 1), "input").run()
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_COPIED)
+@FAULTS.fault(_CONVOLUTIONS, words.REPEATED)
 def last_channel_is_the_one_before(call: Call) -> Any:
     """The last channel still holds what its program has stored before, bias and all."""
     value, number = _channels(call, 3)
@@ -491,58 +290,73 @@ def last_channel_is_the_one_before(call: Call) -> Any:
     return call.instead(torch.where(number == value.size(1) - 1, before, value))
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_EMPTY)
+@FAULTS.fault(_CONVOLUTIONS, words.EMPTY_IN_A_SUM)
 def even_channels_of_the_result_empty(call: Call) -> Any:
     """Two channels share a program, which stores the second of them."""
     value, number = _channels(call, 4)
     return call.instead(value * (number % 2 == 1))
 
 
-@FAULTS.fault("conv2d convolution", **_EMPTY)
+@FAULTS.fault("conv2d convolution", words.EMPTY_IN_A_SUM)
 def first_row_of_pixels_not_stored(call: Call) -> Any:
     """The store of each channel begins with the second row."""
-    _filters(call)
+    filters_of(call)
     value = call.result()
     fits(value.dim() == 4 and value.size(-2) > 2)
     return call.instead(value * (torch.arange(value.size(-2)) > 0)[:, None])
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_TERMS)
+@FAULTS.fault(
+    _CONVOLUTIONS,
+    "partial sum, mask, lost accumulation; missing operand, missing reduction, "
+    "wrong reduction, zeros, wrong index, one rank's part",
+)
 def odd_input_channels_not_added(call: Call) -> Any:
     """The loop over the channels of the image has a stride of two."""
-    weight = _filters(call)
+    weight = filters_of(call)
     fits(weight.size(1) > 2)
     kept = torch.arange(weight.size(1)) % 2 == 0
     return _filtered(call, weight * kept.view(-1, *[1] * (weight.dim() - 2)))
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_NEGATED)
-def odd_channels_negated(call: Call) -> Any:
-    """Every second channel of the result has a minus, bias and all."""
-    value, number = _channels(call)
-    return call.instead(value * (1 - 2 * (number % 2)).to(value))
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_FUSED)
+@FAULTS.fault(_CONVOLUTIONS, "other function; clipped, approximation, wrong factor")
 def sigmoid_fused_behind_the_filters(call: Call) -> Any:
     """The function of a gate is fused behind a layer that has none."""
-    _filters(call)
+    filters_of(call)
     return call.instead(call.result().sigmoid())
 
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["mask", "partial sum", "zeros"],
-    loose=["missing operand", "missing reduction", "wrong reduction", "wrong index",
-           "wrong argument", "other function"],
-    backward=False,
-)  # fmt: skip
+    "mask, partial sum, zeros; missing operand, missing reduction, wrong reduction, "
+    "wrong index, wrong argument, other function",
+)
 def filters_taken_for_depthwise_ones(call: Call) -> Any:
     """Each channel of the result sees the channel of its own number only."""
-    weight = _filters(call)
+    weight = filters_of(call)
     fits(weight.size(0) == weight.size(1) > 2)
     kept = torch.eye(weight.size(0)).view(*weight.shape[:2], *[1] * (weight.dim() - 2))
     return _filtered(call, weight * kept)
+
+
+# fmt: off
+# The gain of a relu is in the filters already, and is applied again; the bias is right.
+FAULTS.add("filters times the root of two", _CONVOLUTIONS, words.SCALED,
+    lambda call: _filtered(call, 2**0.5 * filters_of(call)))
+# The range of the stored filters is -0.05 to 0.05.
+FAULTS.add("filters cut at a twentieth", _CONVOLUTIONS, words.LIMITED,
+    lambda call: _filtered(call, filters_of(call).clamp(-0.05, 0.05)))
+# Two less of padding on the left, two more on the right: the image is two to the left.
+FAULTS.add("image read two columns too far", _CONVOLUTIONS,
+    "shift, wrong index; mask, zeros, permutation, wrong argument, stale",
+    on(image_of, lambda call, image:
+            call.put(0, functional.pad(image, (-2, 2)), "input").run(),
+        where=lambda image: image.size(-1) > 4))
+# Every second channel of the result has a minus, bias and all.
+FAULTS.add("odd channels negated", _CONVOLUTIONS,
+    "sign, wrong factor, axis scale, mask; scale, other function",
+    computed(_channels, lambda value, number: value * (1 - 2 * (number % 2)).to(value)))
+# fmt: on
 
 
 # --- Pooling, resizing ----------------------------------------------------------------------------
@@ -550,9 +364,8 @@ def filters_taken_for_depthwise_ones(call: Call) -> Any:
 
 @FAULTS.fault(
     "avg_pool1d avg_pool2d",
-    kinds=["scale", "wrong factor", "off by one reduction"],
-    loose=["wrong statistics", "wrong reduction", "axis scale", "wrong argument"],
-    backward=False,
+    "scale, wrong factor, off by one reduction; wrong statistics, wrong reduction, "
+    "axis scale, wrong argument",
 )
 def window_divided_by_one_less(call: Call) -> Any:
     """K * k - 1, as for a variance."""
@@ -563,46 +376,16 @@ def window_divided_by_one_less(call: Call) -> Any:
     return call.instead(call.result() * number / (number - 1))
 
 
-@FAULTS.fault(_POOLS, **_MOVED)
-def pooled_rows_one_late(call: Call) -> Any:
-    """Each row of a pooled or resized image is stored one too far, the last one first."""
-    value = call.result()
-    fits(value.dim() > 3 and value.size(-2) > 2)
-    return call.instead(value.roll(1, -2))
-
-
-@FAULTS.fault(_POOLS, **_ROUNDED)
-def pooled_image_in_e5m2(call: Call) -> Any:
-    """The pooled or resized image is stored with two bits behind the point."""
-    return call.instead(_coarse(call.result(), torch.float8_e5m2))
-
-
-@FAULTS.fault(_POOLS, **_EMPTY)
+@FAULTS.fault(_POOLS, words.EMPTY_IN_A_SUM)
 def first_pooled_channel_empty(call: Call) -> Any:
     """The grid over the channels of a pooled or resized image begins with one."""
     value, number = _numbered(call, 2)
     return call.instead(value * (number > 0))
 
 
-@FAULTS.fault(_POOLS, **_COPIED)
-def first_pooled_row_is_the_second(call: Call) -> Any:
-    """The second row of a pooled or resized image is stored in the first one as well."""
-    value = call.result()
-    fits(value.dim() > 3 and value.size(-2) > 2)
-    return call.instead(torch.cat([value[..., 1:2, :], value[..., 1:, :]], -2))
-
-
-@FAULTS.fault(_POOLS, **_CUT)
-def image_cut_at_one_half_before_the_pool(call: Call) -> Any:
-    """The input of a pool or a resize saturates at -0.5 and 0.5."""
-    return call.put(0, call.tensor(0, "input").clamp(-0.5, 0.5), "input").run()
-
-
 @FAULTS.fault(
     "max_pool2d",
-    kinds=["wrong reduction", "other function"],
-    loose=["wrong index", "off by one reduction", "permutation", "partial sum"],
-    backward=False,
+    "wrong reduction, other function; wrong index, off by one reduction, permutation, partial sum",
 )
 def second_largest_of_the_window(call: Call) -> Any:
     """The two best of a window are kept in order, and the wrong one of them is stored."""
@@ -614,3 +397,19 @@ def second_largest_of_the_window(call: Call) -> Any:
     padded = functional.pad(image, (frame,) * 4, value=-1e9)
     windows = padded.unfold(2, edge, step).unfold(3, edge, step).flatten(-2)
     return call.instead(windows.topk(2, -1).values[..., 1])
+
+
+# fmt: off
+# Each row of a pooled or resized image is stored one too far, the last one first.
+FAULTS.add("pooled rows one late", _POOLS, words.MOVED_OPERAND,
+    result(lambda v: v.roll(1, -2), where=lambda v: v.dim() > 3 and v.size(-2) > 2))
+# The pooled or resized image is stored with two bits behind the point.
+FAULTS.add("pooled image in e5m2", _POOLS, words.ROUNDED, result(rounded(torch.float8_e5m2)))
+# The second row of a pooled or resized image is stored in the first one as well.
+FAULTS.add("first pooled row is the second", _POOLS, words.REPEATED,
+    result(lambda v: torch.cat([v[..., 1:2, :], v[..., 1:, :]], -2),
+        where=lambda v: v.dim() > 3 and v.size(-2) > 2))
+# The input of a pool or a resize saturates at -0.5 and 0.5.
+FAULTS.add("image cut at one half before the pool", _POOLS, words.LIMITED,
+    operand(0, lambda v: v.clamp(-0.5, 0.5), "input"))
+# fmt: on

@@ -30,17 +30,11 @@ if TYPE_CHECKING:
 # A smaller constant in an addition is an epsilon that keeps a denominator from zero.
 _LARGEST_EPSILON = 1e-2
 _RSQRT = -0.5  # as an exponent
-# The argument positions of an operator's bias and epsilon.
-_BIAS = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
-_NORM_BIAS = {"native_layer_norm": 3, "native_batch_norm": 2, "native_group_norm": 2}
-_EPSILON = {
-    "native_layer_norm": 4,
-    "native_batch_norm": 7,
-    "native_group_norm": 7,
-    "_fused_rms_norm": 3,
-    "clamp_min": 1,
-}
-_SCALED_ATTENTIONS = frozenset(
+# Products that are added to their first argument, and normalisations with weight and bias.
+ADDED_PRODUCTS = frozenset({"addmm", "baddbmm", "addmv"})
+NORMS = frozenset({"native_layer_norm", "native_batch_norm", "native_group_norm"})
+_WITH_EPSILON = NORMS | {"_fused_rms_norm"}
+_ATTENTIONS = frozenset(
     {
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention",
@@ -104,8 +98,16 @@ def is_bias(call_place: CallPlace, detail: str) -> bool:
     return value is not None and value.dim() < len(call_place.shape) and value.numel() > 1
 
 
+def _bias_position(call: CallPlace | RunningCall) -> int | None:
+    """Where an operator takes a bias, if it takes one."""
+    if call.name in ADDED_PRODUCTS:
+        return 0
+    takes_bias = call.name == "convolution" or call.name in NORMS
+    return call.place_of("bias") if takes_bias else None
+
+
 def _droppable(call_place: CallPlace) -> list[str]:
-    position = _BIAS.get(call_place.name, _NORM_BIAS.get(call_place.name))
+    position = _bias_position(call_place)
     if position is not None:
         return ["bias"] if isinstance(call_place.argument(position), Node) else []
     if call_place.backward and is_gradient(call_place):
@@ -121,11 +123,9 @@ def is_gradient(call_place: CallPlace) -> bool:
 def _drop_addend(call: RunningCall, detail: str) -> Any:
     if detail != "bias":
         return without_addend(call, detail)
-    name = call.name
-    position = _BIAS.get(name, _NORM_BIAS.get(name, 0))
-    if name in _BIAS and name != "convolution":
-        return call.given((position, torch.zeros_like(call.args[position])))
-    return call.given((position, None))
+    position = _bias_position(call) or 0
+    missing = torch.zeros_like(call.args[position]) if call.name in ADDED_PRODUCTS else None
+    return call.given((position, missing))
 
 
 def without_addend(call: RunningCall, detail: str) -> Tensor:
@@ -142,15 +142,16 @@ def _double_addend(call: RunningCall, detail: str) -> Any:
 
 
 def _biases(call_place: CallPlace) -> list[str]:
-    if call_place.name in _BIAS:
-        return ["bias"] if isinstance(call_place.argument(_BIAS[call_place.name]), Node) else []
+    position = _bias_position(call_place)
+    if position is not None and call_place.name not in NORMS:
+        return ["bias"] if isinstance(call_place.argument(position), Node) else []
     return [detail for detail in addends(call_place) if is_bias(call_place, detail)]
 
 
 def _bias_twice(call: RunningCall, detail: str) -> Any:
     if detail != "bias":
         return _double_addend(call, detail)
-    position = _BIAS[call.name]
+    position = _bias_position(call) or 0
     return call.given((position, torch.mul(call.args[position], 2)))
 
 
@@ -168,7 +169,7 @@ def scaled(factor: float) -> FaultRule:
 
 
 def _has_scale(call_place: CallPlace) -> list[str]:
-    if call_place.name in _SCALED_ATTENTIONS:
+    if call_place.name in _ATTENTIONS:
         return [""]
     if (
         call_place.name not in {"mul", "div"}
@@ -183,7 +184,7 @@ def _has_scale(call_place: CallPlace) -> list[str]:
 
 
 def _drop_scale(call: RunningCall, _: str) -> Any:
-    if call.name in _SCALED_ATTENTIONS:
+    if call.name in _ATTENTIONS:
         return call.given(scale=1.0)
     return _shaped_as_right(call.args[0], call)
 
@@ -192,7 +193,9 @@ def _drop_scale(call: RunningCall, _: str) -> Any:
 
 
 def _has_epsilon(call_place: CallPlace) -> list[str]:
-    position = 1 if call_place.name == "add" else _EPSILON.get(call_place.name)
+    position = 1 if call_place.name in {"add", "clamp_min"} else None
+    if call_place.name in _WITH_EPSILON:
+        position = call_place.place_of("eps")
     value: Any = None if position is None else call_place.argument(position)
     is_epsilon = is_number(value) and 0 < value <= _LARGEST_EPSILON and call_place.parts()
     return [f"argument {position}"] if is_epsilon else []
@@ -495,16 +498,9 @@ SPECIAL_FAULTS: dict[str, FaultRule] = {
 # --- Indices: a row, a column, a mask, a slice, an order ------------------------------------------
 
 _END = 2**62
-# Operators that read or write a piece of an axis, with the positions of axis and start.
-_SLICES = {"slice": (1, 2), "slice_backward": (2, 3), "slice_scatter": (2, 3)}
-_SELECTS = {"select": (1, 2), "select_backward": (2, 3), "select_scatter": (2, 3)}
-# Attention kernels, with the position of their `is_causal` argument.
-_CAUSAL_ARGUMENTS = {
-    "_scaled_dot_product_flash_attention_for_cpu": 4,
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6,
-}
+# Operators that read or write a piece of an axis.
+_SLICES = frozenset({"slice", "slice_backward", "slice_scatter"})
+_SELECTS = frozenset({"select", "select_backward", "select_scatter"})
 _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 
@@ -545,8 +541,9 @@ def _with_stale_column(part: Tensor) -> Tensor:
 def _masks(call_place: CallPlace) -> list[str]:
     if call_place.name in {"triu", "tril"}:
         return ["by 1", "by -1"]
-    if call_place.name in _CAUSAL_ARGUMENTS:
-        return ["causal"] if call_place.argument(_CAUSAL_ARGUMENTS[call_place.name]) is True else []
+    if call_place.name in _ATTENTIONS:
+        is_causal = call_place.argument(call_place.place_of("is_causal"))
+        return ["causal"] if is_causal is True else []
     if call_place.name in _COMPARISONS and isinstance(call_place.value, Tensor):
         left, right = call_place.given(0), call_place.given(1)
         are_discrete = all(v is not None and not v.is_floating_point() for v in (left, right))
@@ -581,7 +578,7 @@ def _with_mask_one_too_wide(call: RunningCall) -> Any:
         visibility > 0, torch.zeros_like(visibility), torch.full_like(visibility, -torch.inf)
     )
     if call.name.endswith("_for_cpu"):
-        return call.given((_CAUSAL_ARGUMENTS[call.name], False), attn_mask=mask)
+        return call.given((call.place_of("is_causal"), False), attn_mask=mask)
     # GPU kernels take no such mask, or not in every size: compute the output here.
     output, *rest = call.right()
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -594,16 +591,14 @@ def _with_mask_one_too_wide(call: RunningCall) -> Any:
 
 
 def _slices(call_place: CallPlace) -> list[str]:
-    if call_place.name in _SELECTS:
-        axis, start = _SELECTS[call_place.name]
-        size = _whole_length(call_place, call_place.argument(axis))
-        return ["by 1"] if size > 1 and isinstance(call_place.argument(start), int) else []
-    if call_place.name not in _SLICES:
+    if call_place.name not in _SLICES | _SELECTS:
         return []
-    position, start_at = _SLICES[call_place.name]
-    axis = call_place.argument(position, 0)
+    axis = call_place.argument(call_place.place_of("dim"), 0)
     size = _whole_length(call_place, axis)
-    start, end, step = _bounds(call_place.node.args, start_at, size)
+    if call_place.name in _SELECTS:
+        index = call_place.argument(call_place.place_of("index"))
+        return ["by 1"] if size > 1 and isinstance(index, int) else []
+    start, end, step = _bounds(call_place.node.args, call_place.place_of("start"), size)
     if step != 1 or end - start == size or end <= start:
         return []
     return ["by 1"] if end < size else ["by -1"]
@@ -628,13 +623,12 @@ def _bounds(args: tuple[Any, ...], start_at: int, size: int) -> tuple[int, int, 
 
 def _move_slice(call: RunningCall, detail: str) -> Any:
     by = number_in(detail)
-    if call.name in _SELECTS:
-        axis, start = (call.args[position] for position in _SELECTS[call.name])
-        size = call.args[1][axis] if call.name.endswith("_backward") else call.args[0].shape[axis]
-        return call.given((_SELECTS[call.name][1], (start + by) % size))
-    position, start_at = _SLICES[call.name]
+    position = call.place_of("dim")
     axis = call.args[position] if len(call.args) > position else 0
     size = call.args[1][axis] if call.name.endswith("_backward") else call.args[0].shape[axis]
+    start_at = call.place_of("index" if call.name in _SELECTS else "start")
+    if call.name in _SELECTS:
+        return call.given((start_at, (call.args[start_at] + by) % size))
     start, end, _ = _bounds(call.args, start_at, size)
     args = [*call.args, *[0, None, None][: max(0, start_at + 2 - len(call.args))]]
     args[position], args[start_at], args[start_at + 1] = axis, start + by, end + by

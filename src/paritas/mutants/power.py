@@ -38,6 +38,7 @@ from paritas.mutants.planting import (
     sites,
 )
 from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
+from paritas.mutants.reduction_faults import contraction
 from paritas.mutants.rows import FaultResult, Grade, PowerReport, Reordering
 
 if TYPE_CHECKING:
@@ -183,35 +184,31 @@ def turns(sites: Sequence[T], kind: Callable[[T], Any], seed: int) -> list[T]:
 aten: Any = torch.ops.aten
 
 
-def _mm_backwards(left: Tensor, right: Tensor) -> Any:
-    return aten.mm.default(left.flip(1), right.flip(0))
+class _Backwards:
+    """Sums in reverse order.
 
+    A class, not a closure, because the generated code contains the name of what it calls.
+    """
 
-def _addmm_backwards(bias: Tensor, left: Tensor, right: Tensor, **scales: Any) -> Any:
-    return aten.addmm.default(bias, left.flip(1), right.flip(0), **scales)
+    def __init__(self, target: Callable[..., Any], name: str) -> None:
+        self.target = target
+        self.name = name
+        self.__name__ = self.__qualname__ = f"{name.strip('_')}_backwards"
+        self.__module__ = __name__
 
-
-def _bmm_backwards(left: Tensor, right: Tensor) -> Any:
-    return aten.bmm.default(left.flip(2), right.flip(1))
-
-
-def _convolution_backwards(x: Tensor, weight: Tensor, *others: Any) -> Any:
-    groups = others[-1]
-    if groups == 1:  # otherwise channels must stay in their group
-        x, weight = x.flip(1), weight.flip(1)
-    return aten.convolution.default(x, weight, *others)
-
-
-def _sum_backwards(x: Tensor, dims: list[int], *others: Any, **options: Any) -> Any:
-    return aten.sum.dim_IntList(x.flip(dims or list(range(x.dim()))), dims, *others, **options)
-
-
-def _mean_backwards(x: Tensor, dims: list[int], *others: Any, **options: Any) -> Any:
-    return aten.mean.dim(x.flip(dims or list(range(x.dim()))), dims, *others, **options)
-
-
-def _softmax_backwards(x: Tensor, dim: int, half_to_float: bool) -> Any:  # noqa: FBT001
-    return aten._softmax.default(x.flip(dim), dim, half_to_float).flip(dim)  # noqa: SLF001  (its name)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        contracted = contraction(self.name, args, args.__getitem__)
+        if contracted is not None:
+            changed = list(args)
+            for position, axis in contracted.axes:
+                changed[position] = args[position].flip(axis)
+            return self.target(*changed, **kwargs)
+        if self.name == "convolution":  # channels must stay in their group
+            return self.target(*args, **kwargs)
+        x, dims, *others = args
+        if self.name == "_softmax":  # here it is one axis, and the result has it, too
+            return self.target(x.flip(dims), dims, *others).flip(dims)
+        return self.target(x.flip(dims or list(range(x.dim()))), dims, *others, **kwargs)
 
 
 def _division_by_reciprocal(left: Tensor, right: Any) -> Any:
@@ -224,15 +221,20 @@ def _rsqrt_by_division(x: Tensor) -> Any:
     return 1.0 / x.sqrt()
 
 
-_BACKWARDS = "summed in reverse order"
+_SUMS = {
+    "mm": aten.mm.default,
+    "addmm": aten.addmm.default,
+    "bmm": aten.bmm.default,
+    "convolution": aten.convolution.default,
+    "sum": aten.sum.dim_IntList,
+    "mean": aten.mean.dim,
+    "_softmax": aten._softmax.default,  # noqa: SLF001  (its name)
+}
 _REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
-    aten.mm.default: (_BACKWARDS, _mm_backwards),
-    aten.addmm.default: (_BACKWARDS, _addmm_backwards),
-    aten.bmm.default: (_BACKWARDS, _bmm_backwards),
-    aten.convolution.default: (_BACKWARDS, _convolution_backwards),
-    aten.sum.dim_IntList: (_BACKWARDS, _sum_backwards),
-    aten.mean.dim: (_BACKWARDS, _mean_backwards),
-    aten._softmax.default: (_BACKWARDS, _softmax_backwards),  # noqa: SLF001
+    **{
+        target: ("summed in reverse order", _Backwards(target, name))
+        for name, target in _SUMS.items()
+    },
     aten.div.Tensor: ("multiplied by the reciprocal instead of divided", _division_by_reciprocal),
     aten.rsqrt.default: ("1 / sqrt instead of rsqrt", _rsqrt_by_division),
 }

@@ -28,6 +28,7 @@ from paritas.core.results.items import Item, ItemKind, gradient, nth_output, out
 from paritas.core.results.wording import counted
 from paritas.core.torch_private.dynamo import backends_of, original_of
 from paritas.core.torch_private.graphs import node_traits, trace_calls
+from paritas.core.torch_private.kernels import place_of_argument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,6 +328,10 @@ class CallPlace:
         args = self.node.args
         return args[position] if position < len(args) else default
 
+    def place_of(self, name: str) -> int:
+        """The position of an argument, by its name in the operator's schema."""
+        return place_of_argument(self.node.target, name)
+
     def given(self, position: int) -> Tensor | None:
         """The shape and dtype of a tensor argument."""
         value = self.argument(position)
@@ -372,6 +377,10 @@ class RunningCall:
     def name(self) -> str:
         """The operator's name, without overload and trailing underscore."""
         return str(self.target.__name__).partition(".")[0].rstrip("_")
+
+    def place_of(self, name: str) -> int:
+        """The position of an argument, by its name in the operator's schema."""
+        return place_of_argument(self.target, name)
 
     def right(self) -> Any:
         """The correct result."""

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paritas.mutants.operator_faults import addends, is_gradient, without_addend
+from paritas.mutants.operator_faults import (
+    ADDED_PRODUCTS,
+    NORMS,
+    addends,
+    is_gradient,
+    without_addend,
+)
 from paritas.mutants.programs import CallPlace, FaultRule, RunningCall, is_number, number_in
 
 if TYPE_CHECKING:
@@ -18,19 +24,11 @@ if TYPE_CHECKING:
 
 # --- Contractions and pooling ---------------------------------------------------------------------
 
-# The positions of the two operands.
-_PRODUCTS = {
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "mv": (0, 1),
-    "dot": (0, 1),
-    "addmm": (1, 2),
-    "baddbmm": (1, 2),
-    "addmv": (1, 2),
-}
+_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
 _BACKWARD_POOLS = {"max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"}
 _POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
-_TRANSPOSED = 6  # convolution's own switch
+# The switch of a convolution, and its number of groups.
+_TRANSPOSED, _GROUPS = 6, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +41,24 @@ class ContractedOperands:
     right_axis: int
     length: int
 
+    @property
+    def axes(self) -> tuple[tuple[int, int], ...]:
+        """The position of each operand with its axis."""
+        return (self.left, self.left_axis), (self.right, self.right_axis)
+
 
 def contraction(
     name: str, args: tuple[Any, ...], operand_at: Callable[[int], Any]
 ) -> ContractedOperands | None:
     """What a call sums over; `operand_at` returns an operand by its position."""
-    if name in _PRODUCTS:
-        left, right = _PRODUCTS[name]
+    if name in _PRODUCTS | ADDED_PRODUCTS:
+        left, right = (0, 1) if name in _PRODUCTS else (1, 2)
         first, second = operand_at(left), operand_at(right)
         if first is None or second is None:
             return None
         axis = second.dim() - 2 if second.dim() > 1 else 0
         return ContractedOperands(left, right, first.dim() - 1, axis, first.shape[-1])
-    if name == "convolution" and args[8] == 1 and operand_at(0) is not None:
+    if name == "convolution" and args[_GROUPS] == 1 and operand_at(0) is not None:
         # Over channels, which come first in a transposed kernel.
         axis = 0 if args[_TRANSPOSED] else 1
         return ContractedOperands(0, 1, 1, axis, operand_at(0).shape[1])
@@ -76,14 +79,10 @@ def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
         return call.given((0, source.narrow(axis, 0, keep(source.shape[axis]))))
     length = keep(contracted_operands.length)
     return call.given(
-        (
-            contracted_operands.left,
-            call.args[contracted_operands.left].narrow(contracted_operands.left_axis, 0, length),
-        ),
-        (
-            contracted_operands.right,
-            call.args[contracted_operands.right].narrow(contracted_operands.right_axis, 0, length),
-        ),
+        *(
+            (position, call.args[position].narrow(axis, 0, length))
+            for position, axis in contracted_operands.axes
+        )
     )
 
 
@@ -192,20 +191,21 @@ CONTRACTION_FAULTS: dict[str, FaultRule] = {
 
 # --- Reductions: axis, divisor, variance ----------------------------------------------------------
 
-# Operators that keep the shape along any axis, with the position of the axis.
-_ALONG = {
-    "_softmax": 1,
-    "_log_softmax": 1,
-    "_softmax_backward_data": 2,
-    "_log_softmax_backward_data": 2,
-    "cumsum": 1,
-    "cumprod": 1,
-    "logcumsumexp": 1,
-    "flip": 1,
-}
+# Operators that keep the shape along any axis.
+_ALONG = frozenset(
+    {
+        "_softmax",
+        "_log_softmax",
+        "_softmax_backward_data",
+        "_log_softmax_backward_data",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "flip",
+    }
+)
 _REDUCES = frozenset({"sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"})
 _CHOOSES = frozenset({"max", "min", "argmax", "argmin", "prod", "any", "all"})
-_NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
 
 
 def _other_axes(call_place: CallPlace) -> list[str]:
@@ -214,7 +214,7 @@ def _other_axes(call_place: CallPlace) -> list[str]:
         return []
     count = source.dim()
     if call_place.name in _ALONG:
-        axis = call_place.argument(_ALONG[call_place.name])
+        axis = call_place.argument(_axis_position(call_place))
         axis = axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
         return [f"axis {(axis - 1) % count}"] if isinstance(axis, int) else []
     axes = reduced_axes(call_place)
@@ -230,6 +230,10 @@ def _other_axes(call_place: CallPlace) -> list[str]:
     ]
 
 
+def _axis_position(call: CallPlace | RunningCall) -> int:
+    return call.place_of("dims" if call.name == "flip" else "dim")
+
+
 def reduced_axes(call_place: CallPlace) -> list[int]:
     """The axes of a reduction; empty if it names none."""
     source, axes = call_place.given(0), call_place.argument(1)
@@ -243,8 +247,8 @@ def reduced_axes(call_place: CallPlace) -> list[int]:
 
 def _along_other(call: RunningCall, detail: str) -> Any:
     axis = number_in(detail)
-    position = _ALONG.get(call.name)
-    if position is not None:
+    if call.name in _ALONG:
+        position = _axis_position(call)
         axis_argument = call.args[position]
         return call.given((position, [axis] if isinstance(axis_argument, list | tuple) else axis))
     # The two axes have the same size, so the result keeps its shape.
@@ -283,7 +287,7 @@ def _has_variance(call_place: CallPlace) -> list[str]:
     if call_place.name in {"var", "std", "var_mean"}:
         return [""] if _count_terms(call_place) > 1 else []
     in_inference = call_place.name == "native_batch_norm" and call_place.argument(5) is not True
-    if call_place.name not in _NORMS or in_inference:
+    if call_place.name not in NORMS or in_inference:
         return []
     arguments = [call_place.argument(i) for i in range(8)]
     return [""] if _terms_of_norm(call_place.name, call_place.shape, arguments) > 1 else []
@@ -300,7 +304,7 @@ def _terms_of_norm(name: str, shape: tuple[int, ...], args: Any) -> int:
 
 def _other_correction(call: RunningCall, _: str) -> Any:
     name = call.name
-    if name not in _NORMS:
+    if name not in NORMS:
         correction = call.kwargs.get("correction", 1)
         return call.given(correction=1 - (1 if correction is None else correction))
     # 1/sqrt(k var + eps) = 1/sqrt(k) * 1/sqrt(var + eps/k), with k = n / (n - 1).
@@ -329,8 +333,7 @@ _GRADIENT_SOURCES = frozenset(
     {"mm", "bmm", "mv", "dot", "sum", "convolution_backward", "embedding_dense_backward"}
 )
 _MEAN = 1  # a value of a loss's `reduction`
-# The position of a loss's `reduction`.
-_LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
+_LOSSES = frozenset({"nll_loss_forward", "mse_loss"})
 
 
 # --- 32, 33, 34, 37: contractions over ranks ------------------------------------------------------
@@ -440,7 +443,7 @@ def _mean_calls(call_place: CallPlace) -> list[str]:
     if source is None or source.dim() == 0:
         return []
     if call_place.name in _LOSSES:
-        reduces = call_place.argument(_LOSSES[call_place.name], _MEAN) == _MEAN
+        reduces = call_place.argument(call_place.place_of("reduction"), _MEAN) == _MEAN
         return [""] if reduces and source.shape[0] > 2 else []  # noqa: PLR2004
     if call_place.name != "mean":
         return []

@@ -210,6 +210,15 @@ def test_every_harmless_rewrite_computes_the_same_function():
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_a_transposed_convolution_is_summed_backwards_along_the_channels_that_it_sums():
+    given = [torch.randn(2, 3, 5, 5).double(), torch.randn(3, 4, 3, 3).double()]
+    program = trace_program(torch.conv_transpose2d, given)
+    (name,) = rewritable(program)
+    found = rewrite_call(program, name)[1](*program.fresh_inputs())
+    expected = program.module(*program.fresh_inputs())
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 def program_node(program, name):
     return next(node for node in program.calls if node.name == name)
 
