@@ -7,17 +7,16 @@ import concurrent.futures
 import functools
 import math
 import multiprocessing
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.detection.cases import HALVES, Unit, units
-from benchmarks.detection.journal import gone_through
+from benchmarks.detection.journal import conclude, gone_through
 from benchmarks.detection.measuring import Entry, measured_before
 from benchmarks.detection.programs import DTYPES, EVERY_DTYPE, TF32, names
 from benchmarks.detection.summing import report
-from benchmarks.lab.figures import RESULTS, line, write
+from benchmarks.lab.figures import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,14 +80,7 @@ def main() -> None:
         resume=asked.resume,
     )
     told = report([one for entry in entries for one in entry.outcomes], asked.script)
-    if asked.no_file:
-        print("\n".join(map(line, told.figures)))
-    else:
-        path = write(told, asked.folder)
-        print(f"wrote {path.parent.name}/{path.name}")
-    broken = sum(bool(entry.error) for entry in entries)
-    if broken:
-        sys.exit(f"{broken} of {len(entries)} programs could not be measured: see above")
+    conclude(told, entries, None if asked.no_file else asked.folder)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ A compile takes seconds, so a run is limited; `--resume` goes on where the last 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +16,8 @@ from benchmarks.detection.compiled_measuring import (
     measured_compiled,
 )
 from benchmarks.detection.compiled_summing import compiled_report
-from benchmarks.detection.journal import gone_through
-from benchmarks.lab.figures import RESULTS, line, write
+from benchmarks.detection.journal import conclude, gone_through
+from benchmarks.lab.figures import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,14 +58,8 @@ def main() -> None:
     entries = gone_through(units, work, asked.journal, resume=asked.resume, every=5)
     outcomes = [one for entry in entries for one in entry.outcomes]
     told = compiled_report(outcomes, MOST_CALLS_LOCATED)
-    if asked.no_file:
-        print("\n".join(map(line, told.figures)))
-    else:
-        path = write(told, asked.folder)
-        print(f"wrote {path.parent.name}/{path.name}: {len(entries)} of {len(units)} programs")
-    broken = sum(bool(entry.error) for entry in entries)
-    if broken:
-        sys.exit(f"{broken} of {len(entries)} programs could not be measured: see above")
+    progress = f": {len(entries)} of {len(units)} programs"
+    conclude(told, entries, None if asked.no_file else asked.folder, progress)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from benchmarks.detection.measuring import Entry
+from benchmarks.lab.figures import line, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from benchmarks.detection.cases import Unit
+    from benchmarks.lab.figures import Report
 
 
 def read_journal(path: Path) -> list[Entry]:
@@ -63,3 +65,20 @@ def gone_through(
                 spent = time.monotonic() - began
                 print(f"  {count} of {len(todo)} programs, {spent:.0f} s", file=sys.stderr)
     return [done[unit] for unit in wanted if unit in done]
+
+
+def conclude(
+    measured: Report, entries: list[Entry], folder: Path | None, progress: str = ""
+) -> None:
+    """Write the file of results, or print the figures if there is no folder for it.
+
+    Exits with a message if a program could not be measured.
+    """
+    if folder is None:
+        print("\n".join(map(line, measured.figures)))
+    else:
+        path = write(measured, folder)
+        print(f"wrote {path.parent.name}/{path.name}{progress}")
+    broken = sum(bool(entry.error) for entry in entries)
+    if broken:
+        sys.exit(f"{broken} of {len(entries)} programs could not be measured: see above")
