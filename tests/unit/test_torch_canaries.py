@@ -9,7 +9,6 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
 
 from paritas.core.errors import UnsupportedTorchError
 from paritas.core.numerics.contents import given_to_tensor
@@ -410,26 +409,6 @@ def test_the_traits_of_an_operator(operator, name, flags):
 def test_an_argument_that_is_written_to_is_known_by_place_and_name():
     assert operators.traits(ATEN.add_.Tensor).mutates == {0, "self"}
     assert operators.traits(ATEN.mm.out).mutates == {2, "out"}
-
-
-@pytest.mark.parametrize("callback", [None, False])
-def test_dynamo_is_off_inside_of_a_mode(callback):
-    callbacks = []
-
-    class Listening(operators.DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            callbacks.append(get_eval_frame_callback())
-            return func(*args, **(kwargs or {}))
-
-    x = torch.ones(3)
-    with Listening():
-        former = set_eval_frame(callback)
-        try:
-            x.sin()
-            callbacks.append(get_eval_frame_callback())
-        finally:
-            set_eval_frame(former)
-    assert callbacks == [None, callback]
 
 
 @pytest.mark.parametrize("name", sorted(operators.COMPARISONS | operators.CHOICES))

@@ -13,7 +13,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -29,38 +28,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Names for the layers above: an operator of torch, and an operator that takes functions.
+# Names for the layers above: an operator of torch, an operator that takes functions, and a mode
+# that sees every operator called within it.
 Operator = OpOverload
 HigherOrder = HigherOrderOperator
-
-
-class DispatchMode(TorchDispatchMode):
-    """A mode that sees every operator called within it.
-
-    Torch turns Dynamo off around each call of a mode, which takes longer than a small operator.
-    Where Dynamo does not listen, there is nothing to turn off.
-    """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Call the subclass's own method, and torch's wrapper of it only if Dynamo listens."""
-        plain = cls.__dict__.get("__torch_dispatch__")
-        super().__init_subclass__(**options)  # type: ignore[no-untyped-call]
-        if plain is None:
-            return
-        guarded = cls.__torch_dispatch__
-
-        @functools.wraps(plain)
-        def dispatch(
-            self: DispatchMode,
-            func: Operator,
-            types: Any,
-            args: tuple[Any, ...] = (),
-            kwargs: dict[str, Any] | None = None,
-        ) -> Any:
-            method = plain if get_eval_frame_callback() is None else guarded
-            return method(self, func, types, args, kwargs)
-
-        cls.__torch_dispatch__ = dispatch  # type: ignore[assignment]
+DispatchMode = TorchDispatchMode
 
 
 # --- Rounding, randomness, writes -----------------------------------------------------------------

@@ -19,13 +19,14 @@ from torch.distributed import is_available as distributed_is_available
 from torch.overrides import _get_current_function_mode_stack as _function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack as _dispatch_mode_stack,
 )
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as _push_dispatch_mode
 
-from paritas.core.torch_private.operators import DispatchMode, Operator, traits
+from paritas.core.torch_private.operators import Operator, traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +119,7 @@ class OperatorWatcher(Protocol):
         """Called with the result of the operator; anything but None replaces it."""
 
 
-class OperatorWatch(DispatchMode):
+class OperatorWatch(TorchDispatchMode):
     """Shows each operator below autograd, with its arguments, to a watcher.
 
     In inference mode composite operators are not decomposed; here they are, so that a program shows
