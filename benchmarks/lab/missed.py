@@ -24,9 +24,10 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("cuda_metrics", "full statistics of a pair of"): (
         "Met until the kernels in Triton were removed (0.92 and 0.97): they were a third "
-        "definition of the same figures. Measured before that, by the same operators of torch, "
-        "which read and write each element dozens of times in float64. What it costs a `verify` "
-        "of a large model on a GPU was not measured yet."
+        "definition of the same figures. The operators of torch read and write each element dozens "
+        "of times in float64: 80 ms for a pair of 2^28 elements, where the kernels took 0.7 to "
+        "0.8 ms. A `verify` by blocks of a training step with 1.1 billion parameters took 77 s "
+        "without them and 84 s with them, one run each: compilation decides."
     ),
     ("places", "shrink: at most 3 operators"): (
         "Two of 63 are left whole: positions that are too large, with which the candidate raises "
