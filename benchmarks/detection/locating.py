@@ -25,9 +25,9 @@ from benchmarks.detection.node_values import (
     table_of,
 )
 
-from paritas.core.compiled.locate import judge_node
+from paritas.core.compiled.locate import pair_node
 from paritas.core.diagnosis.diagnose import diagnose
-from paritas.core.judging.failures import PLAIN_SHARE, call_context
+from paritas.core.judging.failures import PLAIN_SHARE, Explainer, call_context
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import nonfinite_mismatch
@@ -140,7 +140,8 @@ class Locator:
             return []
         table = table_of(parent, calls[parent.name])
         item = Item(ItemKind.NODE, node.name)
-        return judge_node(node, table, own, item=item, seed=self.seed)
+        pair = pair_node(self.program.module, node, table, own, item=item, seed=self.seed)
+        return [] if pair is None else judge_pair(pair, explainer=Explainer())[0]
 
     def _writes(self, node: Node, call: Call) -> list[Finding]:
         """What a call leaves in its inputs, some of which no schema speaks of."""

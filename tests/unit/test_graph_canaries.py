@@ -407,8 +407,8 @@ def test_values_are_foretold_without_touching_the_module():
 
 
 def test_operators_are_told_from_those_that_are_given_graphs():
-    assert graphs.is_operator(torch.ops.aten.relu.default)
-    assert not graphs.is_operator(torch.relu)
+    assert named_operators.is_operator(torch.ops.aten.relu.default)
+    assert not named_operators.is_operator(torch.relu)
     assert graphs.is_higher_order(torch.ops.higher_order.cond)
     bracket = torch.ops.higher_order.wrap_with_set_grad_enabled
     assert graphs.is_bracket(bracket, (False, None))

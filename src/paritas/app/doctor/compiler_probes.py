@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 from typing import Any
@@ -163,6 +164,18 @@ def passes() -> None:
 
     with listening_to_passes(_Listener()):
         pass
+
+
+def replaced_functions() -> None:
+    """A function of torch can be replaced for a while."""
+    from paritas.core.torch_private.patching import patch
+
+    relu = torch.nn.functional.relu
+    with contextlib.ExitStack() as stack:
+        patch(stack, torch.nn.functional, "relu", lambda _: lambda x: x + 0.5, "is an activation")
+        replaced = torch.nn.functional.relu(torch.zeros(1)).item()
+    expect("the result of the other function", replaced, wanted=0.5)
+    expect("whether the function is back", torch.nn.functional.relu is relu)
 
 
 def stance() -> None:

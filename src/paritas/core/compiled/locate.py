@@ -304,17 +304,43 @@ def _computing(node: Node) -> Node:
 def _judge_node(
     suspect: LoweredSuspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
 ) -> list[JudgedNode]:
-    """Judge the compiled code's value for a node by running the node alone.
+    """Judge the compiled code's value for a node; only what does not pass is returned."""
+    pair = pair_node(
+        suspect.runs.program.reference.module,
+        node,
+        table,
+        candidate_value,
+        item=_node_item(suspect, _computing(node)),
+        seed=suspect.runs.seed,
+        lifted_agrees=suspect.settings.lifted_agrees,
+    )
+    findings = [] if pair is None else judge_pair(pair)[0]
+    return [JudgedNode(finding, pair) for finding in findings if not finding.status.passes()]
+
+
+def pair_node(
+    module: GraphModule,
+    node: Node,
+    table: dict[Node, Any],
+    candidate_value: torch.Tensor,
+    *,
+    item: Item,
+    seed: int,
+    lifted_agrees: bool | None = None,
+) -> Pair | None:
+    """What a node of a reference's module gives alone, and other code's value for it, to be judged.
 
     Args:
-        table: the compiled code's values for every node that this one reads.
+        table: the other code's values for every node that this one reads.
+        item: the item of the findings.
+        seed: of the perturbations.
+        lifted_agrees: whether the fault vanishes in float64, if that is known.
 
     Returns:
-        What does not pass; nothing if the node cannot be run alone.
+        None if the node cannot be run alone.
     """
     computing = _computing(node)
     path: Any = () if computing is node else (node.args[1],)
-    module = suspect.runs.program.reference.module
     values = {read.name: table[read] for read in computing.all_input_nodes}
     run = NodeRun(None, Surroundings.now(), wrote=(node.name,) if _is_write(computing) else ())
     call = NodeCall(module, computing, run, values)
@@ -322,12 +348,8 @@ def _judge_node(
         lambda options: call.prepare(options, path, ""),
         [value for _, value in leaves([*call.operands(), node.meta.get("val")])],
     )
-    context = functools.partial(describe_call, call, lifted_agrees=suspect.settings.lifted_agrees)
-    pair = pair_alone(
-        _node_item(suspect, computing), program, candidate_value, suspect.runs.seed, context
-    )
-    findings = [] if pair is None else judge_pair(pair)[0]
-    return [JudgedNode(finding, pair) for finding in findings if not finding.status.passes()]
+    context = functools.partial(describe_call, call, lifted_agrees=lifted_agrees)
+    return pair_alone(item, program, candidate_value, seed, context)
 
 
 def _check_write(

@@ -60,7 +60,7 @@ def test_a_lifted_run_of_the_reference_ends_before_its_last_operator(
     # The next candidate has time again, and is judged by all that there is.
     limit.seconds = 1e6
     limit.begin()
-    assert run.renewed().evidence.arbiter() is not None
+    assert run.renew().evidence.arbiter() is not None
 
 
 def test_what_takes_long_is_interrupted_at_the_limit() -> None:
