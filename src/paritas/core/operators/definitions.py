@@ -506,7 +506,7 @@ Summation = Literal[
 # What an operator is apart from that: planted faults and patterns of wrong values follow these.
 Kind = Literal[
     "arithmetic", "roots and reciprocals", "limits", "random masks",
-    "reductions", "maximum", "running values", "softmaxes",
+    "reductions", "maximum", "orders", "running values", "softmaxes",
     "rms norm", "losses of pairs", "losses of classes",
     "maxima of windows", "maxima of windows backward",
     "slices", "selections", "joins", "triangles", "writes at indices",

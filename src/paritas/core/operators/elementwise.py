@@ -295,6 +295,7 @@ belongs_to(
     "sum mean amax amin var std var_mean logsumexp max min argmax argmin prod any all",
 )
 belongs_to("maximum", "amax max")
+belongs_to("orders", "sort argsort topk")
 
 
 def reduced_dims(call: SymbolicCall, default: int | None = None) -> tuple[int, ...]:
