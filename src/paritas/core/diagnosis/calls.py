@@ -57,6 +57,7 @@ _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*back
 WHOLE = -1
 
 
+@functools.cache
 def step_names(*groups: Group) -> frozenset[str]:
     """The names that steps have of the operators of any of these groups."""
     return frozenset(name.strip("_") for name in operators_of(*groups))
