@@ -12,7 +12,7 @@ from torch import nn
 
 from paritas.core.errors import UnsupportedTorchError
 from paritas.core.numerics.contents import given_to_tensor
-from paritas.core.operators.definitions import SUMMATIONS
+from paritas.core.operators.catalogue import SUMMATIONS
 from paritas.core.precision import lifting, perturbing, widening
 from paritas.core.torch_private import dynamo, kernels, operators, tensors
 

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from paritas.core.diagnosis.formats import format_of
 from paritas.core.numerics.bits import dtype_name
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import ItemKind
 from paritas.mutants.programs import (
     CallPlace,
@@ -31,17 +32,14 @@ if TYPE_CHECKING:
 _LARGEST_EPSILON = 1e-2
 _RSQRT = -0.5  # as an exponent
 # Products that are added to their first argument, and normalisations with weight and bias.
-ADDED_PRODUCTS = frozenset({"addmm", "baddbmm", "addmv"})
-NORMS = frozenset({"native_layer_norm", "native_batch_norm", "native_group_norm"})
-_WITH_EPSILON = NORMS | {"_fused_rms_norm"}
-_ATTENTIONS = frozenset(
-    {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    }
-)
+ADDED_PRODUCTS = operators_of("products added to a tensor")
+# Other batch norms take other arguments, or would change which faults a seed chooses.
+NORMS = operators_of("layer norm", "batch norm", "group norm") - {
+    *("cudnn_batch_norm", "miopen_batch_norm"),
+    *("_native_batch_norm_legit", "_batch_norm_with_update"),
+}
+_WITH_EPSILON = NORMS | operators_of("rms norm")
+_ATTENTIONS = operators_of("attention")
 
 
 def _calls_named(*names: str) -> Callable[[CallPlace], list[str]]:
@@ -246,6 +244,7 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
 
 aten = torch.ops.aten
 
+# Which activation is mistaken for which is the fault, so an activation is written here by hand.
 _OTHERS: dict[str, Callable[..., Any]] = {
     "relu": F.gelu,
     "gelu": F.silu,
@@ -301,7 +300,7 @@ ACTIVATION_FAULTS: dict[str, FaultRule] = {
     # The first argument of a backward node is the incoming gradient.
     "dropped_activation": FaultRule(_activation_calls, lambda call, _: call.args[0].clone()),
     "other_gelu": FaultRule(
-        lambda call_place: [""] if call_place.name in {"gelu", "gelu_backward"} else [], _other_gelu
+        lambda call_place: [""] if call_place.name in operators_of("gelu") else [], _other_gelu
     ),
 }
 
@@ -410,6 +409,7 @@ _INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
 
 # --- 41: integers ---------------------------------------------------------------------------------
 
+# What each computes without wrapping is the fault, so it is written by hand.
 _WRAPPING: dict[str, Callable[..., Any]] = {
     "add": lambda a, b, alpha=1: a + b * alpha,
     "sub": lambda a, b, alpha=1: a - b * alpha,
@@ -419,7 +419,8 @@ _WRAPPING: dict[str, Callable[..., Any]] = {
     "__lshift__": lambda a, b: a * 2.0**b,
     "bitwise_left_shift": lambda a, b: a * 2.0**b,
 }
-_WIDENED = {"sum", "cumsum", "prod"}
+# They take the dtype in which they compute.
+_WIDENED = operators_of("sum", "running sum") | {"prod"}
 
 
 def _wraps(call_place: CallPlace) -> list[str]:
@@ -467,6 +468,7 @@ def _extreme_without_nan(call: RunningCall) -> Any:
     return call.given((0, torch.where(torch.isnan(value), lowest, value)))
 
 
+# How each drops a NaN is the fault, so it is written by hand.
 _COMPARING: dict[str, Callable[[RunningCall], Any]] = {
     "relu": lambda call: torch.where(call.args[0] > 0, call.args[0], 0),
     "hardtanh": _clamp_without_nan,
@@ -499,8 +501,10 @@ SPECIAL_FAULTS: dict[str, FaultRule] = {
 
 _END = 2**62
 # Operators that read or write a piece of an axis.
-_SLICES = frozenset({"slice", "slice_backward", "slice_scatter"})
-_SELECTS = frozenset({"select", "select_backward", "select_scatter"})
+_SLICES = operators_of("slices")
+_SELECTS = operators_of("selections")
+_TRIANGLES = operators_of("triangles")
+# Which comparison is mistaken for which is the fault, so it is written by hand.
 _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 
@@ -509,7 +513,7 @@ _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 
 def _moves(call_place: CallPlace) -> bool:
     """Whether a call writes values, if only to move them."""
-    return call_place.computes or call_place.name in {"clone", "_to_copy", "copy"}
+    return call_place.computes or call_place.name in operators_of("copies")
 
 
 def _long_along(axis: int) -> Callable[[CallPlace], list[str]]:
@@ -539,7 +543,7 @@ def _with_stale_column(part: Tensor) -> Tensor:
 
 
 def _masks(call_place: CallPlace) -> list[str]:
-    if call_place.name in {"triu", "tril"}:
+    if call_place.name in _TRIANGLES:
         return ["by 1", "by -1"]
     if call_place.name in _ATTENTIONS:
         is_causal = call_place.argument(call_place.place_of("is_causal"))
@@ -557,7 +561,7 @@ def _masks(call_place: CallPlace) -> list[str]:
 
 
 def _with_mask_moved(call: RunningCall, detail: str) -> Any:
-    if call.name in {"triu", "tril"}:
+    if call.name in _TRIANGLES:
         diagonal = call.args[1] if len(call.args) > 1 else 0
         return call.target(call.args[0], diagonal + number_in(detail))
     if call.name in _COMPARISONS:
@@ -640,7 +644,7 @@ def _move_slice(call: RunningCall, detail: str) -> Any:
 
 def _joins(call_place: CallPlace) -> list[str]:
     operands = call_place.argument(0)
-    if call_place.name not in {"cat", "stack"} or not isinstance(operands, list | tuple):
+    if call_place.name not in operators_of("joins") or not isinstance(operands, list | tuple):
         return []
     return [""] if len({each for each in operands if isinstance(each, Node)}) > 1 else []
 
@@ -678,7 +682,8 @@ def _without_write(call: RunningCall, detail: str) -> Any:
 
 def _written_in_place(call_place: CallPlace) -> list[str]:
     """Calls that write in place, but not to a buffer: that is stale_buffer."""
-    if 0 not in call_place.writes or call_place.kind.random or call_place.name in {"fill", "zero"}:
+    is_fill = call_place.name in operators_of("fills")
+    if 0 not in call_place.writes or call_place.kind.random or is_fill:
         return []
     return [] if call_place.writes_buffer(0) else [""]
 

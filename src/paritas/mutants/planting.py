@@ -32,6 +32,7 @@ from paritas.core.numerics.automatic import (
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import UNIT_F64, Noise
 from paritas.core.numerics.pooling import NO_NOISE
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import CALL, Item
 from paritas.core.torch_private.graphs import node_traits, placeholders, returned
 from paritas.mutants import operator_faults, reduction_faults
@@ -119,7 +120,7 @@ _FAULTS: dict[str, FaultRule] = {
 }
 
 # Operators that change their argument's shape in place: a fault cannot write its result there.
-_RESHAPES = frozenset({"squeeze", "unsqueeze", "t", "transpose", "as_strided", "resize", "set"})
+_RESHAPES = operators_of("shapes changed in place")
 
 
 @dataclasses.dataclass(frozen=True)

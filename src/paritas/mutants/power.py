@@ -221,6 +221,7 @@ def _rsqrt_by_division(x: Tensor) -> Any:
     return 1.0 / x.sqrt()
 
 
+# The overloads that `_Backwards` can call with the operands reversed: written by hand.
 _SUMS = {
     "mm": aten.mm.default,
     "addmm": aten.addmm.default,

@@ -24,6 +24,7 @@ from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output, output
 from paritas.core.results.wording import counted
 from paritas.core.torch_private.dynamo import backends_of, original_of
@@ -254,13 +255,7 @@ def _split_off(module: GraphModule) -> frozenset[str]:
 # like any other call.
 
 # Operators that only allocate, fill or pass on values: there is nothing to compute wrongly.
-IDLE = frozenset(
-    """
-    alias arange clone copy detach empty empty_like empty_strided eye fill full full_like
-    lift_fresh lift_fresh_copy new_empty new_empty_strided new_full new_ones new_zeros ones
-    ones_like scalar_tensor zero zeros zeros_like _to_copy _unsafe_view
-    """.split()  # noqa: SIM905  (many quoted names are harder to read)
-)
+IDLE = operators_of("copies", "fills", "new tensors", "values passed on")
 
 
 @dataclasses.dataclass(frozen=True)

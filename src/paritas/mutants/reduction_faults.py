@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paritas.core.operators.catalogue import operators_of
 from paritas.mutants.operator_faults import (
     ADDED_PRODUCTS,
     NORMS,
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 
 # --- Contractions and pooling ---------------------------------------------------------------------
 
-_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
-_BACKWARD_POOLS = {"max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"}
-_POOLS = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
+_PRODUCTS = operators_of("products")
+_BACKWARD_POOLS = operators_of("maxima of windows backward")
+_POOLS = operators_of("maxima of windows")
+_MAXIMUM = operators_of("maximum")
 # The switch of a convolution, and its number of groups.
 _TRANSPOSED, _GROUPS = 6, 8
 
@@ -140,7 +142,7 @@ def _flip_kernel(call: RunningCall, _: str) -> Any:
 
 
 def _pools(call_place: CallPlace) -> list[str]:
-    if call_place.name in {"amax", "max"}:
+    if call_place.name in _MAXIMUM:
         # Overloads with indices, or between two tensors, do something else.
         along_axes = isinstance(call_place.argument(1), list | tuple | int) and bool(
             call_place.parts()
@@ -166,7 +168,7 @@ def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
 
 def _average_pools(call: RunningCall, _: str) -> Any:
     aten = torch.ops.aten
-    if call.name in {"amax", "max"}:
+    if call.name in _MAXIMUM:
         return torch.mean(call.args[0], *call.args[1:])
     flat = "2d" in call.name
     if call.name in _POOLS:
@@ -192,20 +194,11 @@ CONTRACTION_FAULTS: dict[str, FaultRule] = {
 # --- Reductions: axis, divisor, variance ----------------------------------------------------------
 
 # Operators that keep the shape along any axis.
-_ALONG = frozenset(
-    {
-        "_softmax",
-        "_log_softmax",
-        "_softmax_backward_data",
-        "_log_softmax_backward_data",
-        "cumsum",
-        "cumprod",
-        "logcumsumexp",
-        "flip",
-    }
-)
-_REDUCES = frozenset({"sum", "mean", "amax", "amin", "var", "std", "var_mean", "logsumexp"})
-_CHOOSES = frozenset({"max", "min", "argmax", "argmin", "prod", "any", "all"})
+_ALONG = operators_of("softmaxes", "softmax backward", "log softmax backward", "running values") | {
+    "flip"
+}
+# `std_mean` would fit too, but one more place would change which faults a seed chooses.
+_SPREADS = operators_of("variance", "deviation") - {"std_mean"}
 
 
 def _other_axes(call_place: CallPlace) -> list[str]:
@@ -237,7 +230,7 @@ def _axis_position(call: CallPlace | RunningCall) -> int:
 def reduced_axes(call_place: CallPlace) -> list[int]:
     """The axes of a reduction; empty if it names none."""
     source, axes = call_place.given(0), call_place.argument(1)
-    if source is None or call_place.name not in _REDUCES | _CHOOSES:
+    if source is None or call_place.name not in operators_of("reductions"):
         return []
     axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
     if not isinstance(axes, list | tuple):
@@ -284,7 +277,7 @@ def _one_less(call: RunningCall, _: str) -> Any:
 
 
 def _has_variance(call_place: CallPlace) -> list[str]:
-    if call_place.name in {"var", "std", "var_mean"}:
+    if call_place.name in _SPREADS:
         return [""] if _count_terms(call_place) > 1 else []
     in_inference = call_place.name == "native_batch_norm" and call_place.argument(5) is not True
     if call_place.name not in NORMS or in_inference:
@@ -329,10 +322,9 @@ REDUCTION_FAULTS: dict[str, FaultRule] = {
 
 # --- Faults of parallel plans, as they appear on one device with two ranks ------------------------
 
-_GRADIENT_SOURCES = frozenset(
-    {"mm", "bmm", "mv", "dot", "sum", "convolution_backward", "embedding_dense_backward"}
-)
+_GRADIENT_SOURCES = operators_of("products", "sum", "convolution backward", "embedding backward")
 _MEAN = 1  # a value of a loss's `reduction`
+# The losses whose halves `_uneven_loss` can join, each in its own way: written by hand.
 _LOSSES = frozenset({"nll_loss_forward", "mse_loss"})
 
 
@@ -417,7 +409,7 @@ def _half(length: int) -> int:
 
 
 def _drawing_calls(call_place: CallPlace) -> list[str]:
-    is_drawing = call_place.name in {"bernoulli", "native_dropout", "rand", "rand_like", "uniform"}
+    is_drawing = call_place.name in operators_of("random masks")
     return [""] if is_drawing and call_place.shape and call_place.shape[0] > 1 else []
 
 

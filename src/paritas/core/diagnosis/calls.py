@@ -20,6 +20,7 @@ import torch
 from paritas.core.diagnosis.tapes import Tape, check_alike, copy_arguments, is_within, tensors_of
 from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import attempt_apart, can_scout, is_scout
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.operators import (
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.operators.definitions import Group
+
 # What an operator raises for arguments that it does not take.
 UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 # Of a call of more operators than this, only the last ones are changed.
@@ -52,6 +55,12 @@ MOST_OPERATORS = 40
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
 # The place of the call itself, if it is the call of an operator.
 WHOLE = -1
+
+
+@functools.cache
+def step_names(*groups: Group) -> frozenset[str]:
+    """The names that steps have of the operators of any of these groups."""
+    return frozenset(name.strip("_") for name in operators_of(*groups))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ from paritas.core.locating.trace_matching import (
     plain_name,
     same_settings,
 )
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.findings import Origin, OriginKind
 from paritas.core.torch_private.operators import traits
 from paritas.core.tracing.source_lines import NOWHERE, UserLine
@@ -378,7 +379,7 @@ def name_spot(
     )
 
 
-_WITH_UNITS = frozenset({"add", "sub", "mul", "div"})
+_WITH_UNITS = operators_of("arithmetic")
 
 
 def _changes_nothing(parting: Parting, skipped: Operation) -> bool:

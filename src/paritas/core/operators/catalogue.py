@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -12,10 +12,11 @@ from paritas.core.errors import in_one_line
 from paritas.core.operators import contractions, elementwise, norms_and_losses, rearrangements
 from paritas.core.operators.calls import bind
 from paritas.core.operators.definitions import (
+    GROUPS,
     OPERATORS,
-    SUMMATIONS,
     Array,
     DefinedOperator,
+    Group,
     Layout,
     Summation,
     SymbolicCall,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 # Importing a family registers its operators.
 FAMILIES = (contractions, elementwise, norms_and_losses, rearrangements)
 
+SUMMATIONS: dict[str, Summation] = {
+    name: summation for summation in get_args(Summation) for name in GROUPS[summation]
+}
+
 
 def operator_names() -> list[str]:
     """The sorted names of all operators that have a definition."""
@@ -46,6 +51,16 @@ def operator_called(name: str) -> DefinedOperator | None:
 def summation_of(name: str) -> Summation | None:
     """How an operator sums, by its name in aten; None if it has no long sum."""
     return SUMMATIONS.get(name)
+
+
+@functools.cache
+def operators_of(*groups: Group) -> frozenset[str]:
+    """The operators that belong to any of these groups, by their names in aten.
+
+    Raises:
+        KeyError: there is no such group.
+    """
+    return frozenset(name for group in groups for name in GROUPS[group])
 
 
 def full_name(operator: str | Callable[..., Any]) -> str:

@@ -13,12 +13,12 @@ from paritas.core.operators.definitions import (
     Layout,
     SymbolicCall,
     aligned,
+    belongs_to,
     by_slices,
     everywhere,
     functional,
     operator,
     operator_word,
-    sums_as,
 )
 from paritas.core.operators.elementwise import broadcast_sizes
 from paritas.core.operators.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # --- Products -------------------------------------------------------------------------------------
 
-sums_as("products", "mm bmm mv dot")
-sums_as("products added to a tensor", "addmm baddbmm addmv")
-sums_as("products in groups", "_grouped_mm")
-sums_as("trilinear products", "_trilinear")
+belongs_to("products", "mm bmm mv dot")
+belongs_to("products added to a tensor", "addmm baddbmm addmv")
+belongs_to("products in groups", "_grouped_mm")
+belongs_to("trilinear products", "_trilinear")
 
 
 def _product(call: SymbolicCall, *factors: str) -> Array:
@@ -327,8 +327,8 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
 
 _FUSED_KERNELS = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention"
 for _kernel in _FUSED_KERNELS.split():
-    sums_as("attention", f"_scaled_dot_product_{_kernel}")
-    sums_as("attention backward", f"_scaled_dot_product_{_kernel}_backward")
+    belongs_to("attention", f"_scaled_dot_product_{_kernel}")
+    belongs_to("attention backward", f"_scaled_dot_product_{_kernel}_backward")
 
 
 @operator(
@@ -371,8 +371,8 @@ def _shared_heads(query: Array, shared_array: Array) -> Array:
 
 # --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
 
-sums_as("convolution", "convolution")
-sums_as("convolution backward", "convolution_backward")
+belongs_to("convolution", "convolution")
+belongs_to("convolution backward", "convolution_backward")
 
 
 @operator(
@@ -462,7 +462,12 @@ def _convolve_planes(
 
 # --- Pooling and resampling -----------------------------------------------------------------------
 
-sums_as("averages of windows", "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d")
+belongs_to("maxima of windows", "max_pool2d_with_indices max_pool3d_with_indices")
+belongs_to(
+    "maxima of windows backward",
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+)
+belongs_to("averages of windows", "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d")
 
 
 def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:

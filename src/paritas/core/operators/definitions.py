@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -503,18 +503,30 @@ Summation = Literal[
     "batch norm", "functional batch norm", "batch norm backward", "batch norm backward of cuDNN",
     "convolution", "convolution backward", "embedding backward", "error function", "gelu",
 ]  # fmt: skip
-SUMMATIONS: dict[str, Summation] = {}
+# What an operator is apart from that: planted faults and patterns of wrong values follow these.
+Kind = Literal[
+    "arithmetic", "roots and reciprocals", "limits", "random masks",
+    "reductions", "maximum", "orders", "running values", "softmaxes",
+    "rms norm", "losses of pairs", "losses of classes",
+    "maxima of windows", "maxima of windows backward",
+    "slices", "selections", "joins", "triangles", "writes at indices",
+    "copies", "fills", "new tensors", "values passed on", "shapes changed in place",
+]  # fmt: skip
+Group = Summation | Kind
+GROUPS: dict[Group, frozenset[str]] = {}
 
 
-def sums_as(summation: Summation, *names: str) -> None:
-    """Register how operators sum, by their names in aten, several in one string.
+def belongs_to(group: Group, *names: str) -> None:
+    """Register what operators are, by their names in aten, several in one string.
 
-    Operators that only autograd calls have no definition, but sum too.
+    An operator may belong to many groups, but sums in one way. Operators that only autograd calls
+    have no definition, but belong to groups too.
     """
-    for name in " ".join(names).split():
-        if name in SUMMATIONS:
-            raise ValueError(f"{name} sums in two ways")
-        SUMMATIONS[name] = summation
+    members = frozenset(" ".join(names).split())
+    for other in get_args(Summation) if group in get_args(Summation) else ():
+        if twice := members & GROUPS.get(other, frozenset()):
+            raise ValueError(f"{', '.join(sorted(twice))} sums in two ways")
+    GROUPS[group] = GROUPS.get(group, frozenset()) | members
 
 
 def everywhere(*short: str) -> str:

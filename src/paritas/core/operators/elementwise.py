@@ -15,12 +15,12 @@ from paritas.core.operators.definitions import (
     Define,
     SymbolicCall,
     aligned,
+    belongs_to,
     by_slices,
     everywhere,
     functional,
     operator,
     operator_word,
-    sums_as,
 )
 from paritas.core.operators.indices import ONE, Poly, symbol
 from paritas.core.operators.terms import (
@@ -37,8 +37,20 @@ if TYPE_CHECKING:
 
 # --- Elementwise: each element of the result is a function of one element of each argument --------
 
-sums_as("error function", "erf erfc")
-sums_as("gelu", "gelu gelu_backward")
+belongs_to("error function", "erf erfc")
+belongs_to("gelu", "gelu gelu_backward")
+belongs_to("arithmetic", "add sub mul div")
+belongs_to("roots and reciprocals", "sqrt rsqrt reciprocal")
+belongs_to("limits", "clamp clamp_min clamp_max")
+# Of these nothing is computed.
+belongs_to("copies", "clone copy _to_copy")
+belongs_to("fills", "fill zero")
+belongs_to(
+    "new tensors",
+    "arange empty empty_like empty_strided eye full full_like new_empty new_empty_strided new_full",
+    "new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like",
+)
+belongs_to("values passed on", "alias detach lift_fresh lift_fresh_copy _unsafe_view")
 
 
 @operator(
@@ -193,6 +205,8 @@ def x_at(x: Array) -> Callable[..., Term]:
 
 # --- Dropout: each rank draws its part of the numbers of the whole --------------------------------
 
+belongs_to("random masks", "bernoulli native_dropout rand rand_like uniform")
+
 
 @operator("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))
 @operator("x p train", "torch.dropout aten.dropout")
@@ -269,12 +283,19 @@ def _along(call: SymbolicCall, dims: Any, outputs: int, *, keeps_length: bool) -
 
 # --- Reductions -----------------------------------------------------------------------------------
 
-sums_as("sum", "sum")
-sums_as("mean", "mean")
-sums_as("terms of one sign", "prod norm linalg_vector_norm")
-sums_as("logarithm of a sum", "logsumexp")
-sums_as("variance", "var var_mean")
-sums_as("deviation", "std std_mean")
+belongs_to("sum", "sum")
+belongs_to("mean", "mean")
+belongs_to("terms of one sign", "prod norm linalg_vector_norm")
+belongs_to("logarithm of a sum", "logsumexp")
+belongs_to("variance", "var var_mean")
+belongs_to("deviation", "std std_mean")
+# Their second argument is the axes.
+belongs_to(
+    "reductions",
+    "sum mean amax amin var std var_mean logsumexp max min argmax argmin prod any all",
+)
+belongs_to("maximum", "amax max")
+belongs_to("orders", "sort argsort topk")
 
 
 def reduced_dims(call: SymbolicCall, default: int | None = None) -> tuple[int, ...]:

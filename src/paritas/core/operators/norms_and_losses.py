@@ -13,12 +13,12 @@ from paritas.core.operators.definitions import (
     Array,
     Layout,
     SymbolicCall,
+    belongs_to,
     by_slices,
     everywhere,
     functional,
     operator,
     operator_word,
-    sums_as,
 )
 from paritas.core.operators.elementwise import accumulate_along
 from paritas.core.operators.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
@@ -29,26 +29,30 @@ if TYPE_CHECKING:
 
 # --- Normalisations -------------------------------------------------------------------------------
 
-sums_as("softmax", "_softmax _safe_softmax")
-sums_as("log softmax", "_log_softmax")
-sums_as("softmax backward", "_softmax_backward_data")
-sums_as("log softmax backward", "_log_softmax_backward_data")
-sums_as("running sum", "cumsum")
-sums_as("layer norm", "native_layer_norm")
-sums_as("layer norm backward", "native_layer_norm_backward")
-sums_as("group norm", "native_group_norm")
-sums_as("group norm backward", "native_group_norm_backward")
-sums_as(
+# `_safe_softmax` is another function: it gives zeros where all scores are masked.
+belongs_to("softmaxes", "_softmax _log_softmax")
+belongs_to("softmax", "_softmax _safe_softmax")
+belongs_to("log softmax", "_log_softmax")
+belongs_to("softmax backward", "_softmax_backward_data")
+belongs_to("log softmax backward", "_log_softmax_backward_data")
+belongs_to("running sum", "cumsum")
+belongs_to("running values", "cumsum cumprod logcumsumexp")
+belongs_to("layer norm", "native_layer_norm")
+belongs_to("layer norm backward", "native_layer_norm_backward")
+belongs_to("rms norm", "_fused_rms_norm")
+belongs_to("group norm", "native_group_norm")
+belongs_to("group norm backward", "native_group_norm_backward")
+belongs_to(
     "batch norm",
     "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
     "_batch_norm_with_update",
 )
-sums_as(
+belongs_to(
     "functional batch norm",
     "_native_batch_norm_legit_functional _batch_norm_with_update_functional",
 )
-sums_as("batch norm backward", "native_batch_norm_backward batch_norm_backward")
-sums_as("batch norm backward of cuDNN", "cudnn_batch_norm_backward miopen_batch_norm_backward")
+belongs_to("batch norm backward", "native_batch_norm_backward batch_norm_backward")
+belongs_to("batch norm backward of cuDNN", "cudnn_batch_norm_backward miopen_batch_norm_backward")
 
 
 @operator("x dim _stacklevel dtype", functional("softmax log_softmax softmin"))
@@ -265,10 +269,16 @@ def _compare_pairs(call: SymbolicCall) -> list[Array]:
 
 # --- Losses ---------------------------------------------------------------------------------------
 
-sums_as(
+belongs_to(
     "terms of one sign",
     "mse_loss nll_loss_forward nll_loss2d_forward binary_cross_entropy smooth_l1_loss huber_loss",
 )
+belongs_to(
+    "losses of pairs",
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)
+belongs_to("losses of classes", "nll_loss_forward nll_loss2d_forward")
 
 _OLD = ("size_average", "reduce")
 _REDUCTIONS = ("none", "mean", "sum")

@@ -13,12 +13,12 @@ from paritas.core.operators.definitions import (
     Array,
     Layout,
     SymbolicCall,
+    belongs_to,
     by_slices,
     everywhere,
     functional,
     operator,
     operator_word,
-    sums_as,
 )
 from paritas.core.operators.elementwise import along
 from paritas.core.operators.indices import (
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # --- Views ----------------------------------------------------------------------------------------
+
+belongs_to("shapes changed in place", "squeeze unsqueeze t transpose as_strided resize set")
 
 
 def _view(call: SymbolicCall, x: Array, sizes: Sequence[Poly]) -> Array:
@@ -256,6 +258,11 @@ def _pixel_unshuffle(call: SymbolicCall) -> Array:
 
 # --- Along a dimension ----------------------------------------------------------------------------
 
+belongs_to("joins", "cat stack")
+belongs_to("slices", "slice slice_backward slice_scatter")
+belongs_to("selections", "select select_backward select_scatter")
+belongs_to("triangles", "triu tril")
+
 
 def _join_tensors(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
     arrays = [array for array in call.tensors("tensors") if array is not None]
@@ -430,8 +437,9 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
 
 # --- Look-ups -------------------------------------------------------------------------------------
 
-sums_as("embedding backward", "embedding_dense_backward")
-sums_as("indexed sum", "index_add scatter_add")
+belongs_to("embedding backward", "embedding_dense_backward")
+belongs_to("indexed sum", "index_add scatter_add")
+belongs_to("writes at indices", "index_copy index_put scatter select_scatter slice_scatter")
 
 
 def _is(call: SymbolicCall) -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas.core.operators.definitions import SUMMATIONS
+from paritas.core.operators.catalogue import SUMMATIONS
 from paritas.core.precision.accumulation import _RULES, accumulation
 from paritas.core.precision.perturbing import PerturbMode
 from paritas.core.precision.summing import UnperturbedCall

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.calls import UNUSABLE
+from paritas.core.diagnosis.calls import UNUSABLE, step_names
 from paritas.core.diagnosis.case import HUGE, Case, Context, roundoff, widen
 from paritas.core.diagnosis.patterns.attention import (
     factor_of,
@@ -81,7 +81,7 @@ def solve_arguments(predictor: Predictor) -> Iterator[SolvedArgument]:
 def _ways_to_undo(step: Step) -> Iterator[Callable[[Predictor, int], Iterator[SolvedArgument]]]:
     if step.name in _INVERSES:
         yield _argument_of_function
-    if step.name in ("softmax", "log_softmax"):
+    if step.name in step_names("softmaxes"):
         yield _scores
     if step.name in NORMS:
         yield _parts_of_norm

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.attention import deduced_attention, is_attention
 from paritas.core.diagnosis.patterns.limited import limited_arguments
@@ -244,6 +245,8 @@ _READERS: dict[str, tuple[str, Callable[..., Any]]] = {
 # --- Elements that were masked --------------------------------------------------------------------
 
 _LOWEST = -1e4
+# Operators that put one number in the place of some elements.
+_MASKING = step_names("triangles") | {"masked_fill"}
 
 
 def _chosen_elements(step: Step, candidate: Tensor, part: Tensor) -> Iterator[Variation]:
@@ -253,7 +256,7 @@ def _chosen_elements(step: Step, candidate: Tensor, part: Tensor) -> Iterator[Va
         _lets_through(step, some[0]) or _is_filled_in(step, some[0])
     )
     # Values that were not written look like masked ones.
-    if not is_one_value and step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
+    if not is_one_value and step.name in _MASKING | {"where", "softmax"}:
         sentence = "other elements are masked"
         yield Variation(PatternKind.MASK, sentence, partial(_chosen, given=candidate))
     elif step.name == "add" and _additive_mask(step) is not None:
@@ -264,7 +267,7 @@ def _chosen_elements(step: Step, candidate: Tensor, part: Tensor) -> Iterator[Va
 def _lets_through(step: Step, value: Tensor) -> bool:
     """Whether a mask that is wrong lets one value through, as of a tensor of ones."""
     operand = step.values.get("self")
-    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(operand, torch.Tensor):
+    if step.name not in _MASKING or not isinstance(operand, torch.Tensor):
         return False
     return bool((operand == operand.flatten()[0]).all()) and bool(operand.flatten()[0] == value)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.calls import LiveCall
+from paritas.core.diagnosis.calls import LiveCall, step_names
 from paritas.core.diagnosis.patterns.sums import reduced_dims
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.calls import Step
 
 _ATEN = torch.ops.aten
-_ROOTS = frozenset({"rsqrt", "sqrt", "pow", "reciprocal"})
-_STATISTICS = frozenset({"mean", "var", "var_mean"})
+_ROOTS = step_names("roots and reciprocals") | {"pow"}
+_STATISTICS = step_names("mean", "variance")
 
 
 def equivalent_calls(call: LiveCall) -> Iterator[LiveCall]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.attention import (
     attention_variations,
     is_attention,
@@ -45,13 +46,13 @@ def family_variations(step: Step) -> Iterator[Variation]:
     name = step.name
     if is_attention(step):
         yield from attention_variations(step)
-    if name in ("softmax", "log_softmax"):
+    if name in step_names("softmaxes"):
         yield from softmax_variations(step)
     yield from sum_variations(step)
     yield from norm_variations(step)
     if name in ("weight_norm", "weight_norm_interface"):
         yield from _weight_norm_variations(step)
-    if name in ("convolution", "convolution_backward"):
+    if name in step_names("convolution", "convolution backward"):
         yield from convolution_variations(step)
     if name in ("constant_pad_nd", "glu") or name.startswith("upsample"):
         yield from layout_variations(step)
@@ -66,7 +67,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if name in ("slice_backward", "select_backward"):
         sentence = f"the gradient is given to every place along axis {step.values['dim']}"
         yield Variation(PatternKind.COPY, sentence, _given_to_all)
-    if name in ("rsqrt", "sqrt", "reciprocal"):
+    if name in step_names("roots and reciprocals"):
         for eps in _USUAL_EPS:
             yield from moved_eps(eps, is_guess=True)
     yield from function_variations(step)
@@ -281,7 +282,8 @@ def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
 
 # --- Limits ---------------------------------------------------------------------------------------
 
-_LIMITING = frozenset({"clamp", "clamp_min", "hardtanh"})
+# Limits with a least value.
+_LIMITING = (step_names("limits") - {"clamp_max"}) | {"hardtanh"}
 # A least value that is not larger keeps a divisor from being 0.
 _LARGEST_EPS = 0.1
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.attention import factor_of, weights_and_values
 from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.core.diagnosis.patterns.steps import with_output
@@ -524,18 +525,16 @@ def _write_attention_gradient(target: str, step: Step, at: Writer) -> Tensor:
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(("linear", "addmm", "baddbmm", "convolution"), (_BIASED,)),
     **dict.fromkeys(NORMS, (_NORM,)),
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
+    **dict.fromkeys(step_names("variance", "deviation"), (_SPREAD,)),
     "glu": (Formula(_write_gated),),
     "gelu": (Formula(_write_gelu),),
     "silu": (Formula(_write_silu),),
     **dict.fromkeys(("cdist", "cdist_forward", "euclidean_dist"), (_DISTANCE,)),
     "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
     **dict.fromkeys(
-        (
-            "native_layer_norm_backward",
-            "native_batch_norm_backward",
-            "native_group_norm_backward",
-        ),
+        # `batch_norm_backward` calls its arguments otherwise.
+        step_names("layer norm backward", "batch norm backward", "group norm backward")
+        - {"batch_norm_backward"},
         (
             _NORM_GRADIENT,
             Formula(_write_weight_gradient, output=1),
@@ -543,18 +542,15 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
         ),
     ),
     **dict.fromkeys(
-        ("softmax", "log_softmax"),
+        step_names("softmaxes"),
         (Formula(_write_softmax_by_logarithms), Formula(_write_softmax)),
     ),
     "softmax_backward_data": (Formula(_write_softmax_gradient),),
     "log_softmax_backward_data": (Formula(_write_log_softmax_gradient),),
     "cdist_backward": (Formula(_write_distance_gradient),),
     **dict.fromkeys(
-        (
-            "scaled_dot_product_flash_attention_for_cpu_backward",
-            "scaled_dot_product_flash_attention_backward",
-            "scaled_dot_product_efficient_attention_backward",
-        ),
+        # The formula was not tried on the kernel of cuDNN.
+        step_names("attention backward") - {"scaled_dot_product_cudnn_attention_backward"},
         tuple(
             Formula(partial(_write_attention_gradient, name), output=output)
             for output, name in enumerate(("query", "key", "value"))
@@ -564,7 +560,7 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     "mse_loss_backward": (Formula(_write_squared_gradient),),
     "nll_loss_backward": (Formula(_write_class_gradient),),
     "binary_cross_entropy_with_logits": (Formula(_write_logistic_loss),),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (_CLASS_LOSS,)),
+    **dict.fromkeys(step_names("losses of classes"), (_CLASS_LOSS,)),
 }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.functions import UNARY
 from paritas.core.diagnosis.patterns.steps import (
     spread_slice,
@@ -44,16 +45,12 @@ if TYPE_CHECKING:
 
     from paritas.core.diagnosis.calls import Step
 
-_TWICE = frozenset({"add", "sub", "mul", "div"})
-_REDUCTIONS = frozenset(
-    {
-        *("sum", "mean", "amax", "amin", "var", "std", "logsumexp", "linalg_vector_norm", "prod"),
-        *("argmax", "argmin", "any", "all"),
-    }
-)
+_TWICE = step_names("arithmetic")
+# Reductions with one result: others give an index or a mean, too.
+_REDUCTIONS = (step_names("reductions") - {"max", "min", "var_mean"}) | {"linalg_vector_norm"}
 _AVERAGES = frozenset({"mean", "var"})
 # Functions of one tensor, with numbers that say which.
-_WITH_NUMBERS = frozenset({"pow", "clamp", "clamp_min", "clamp_max"})
+_WITH_NUMBERS = step_names("limits") | {"pow"}
 
 
 # --- Left out, done twice -------------------------------------------------------------------------
@@ -322,7 +319,7 @@ def _limit_by_eps(step: Step, eps: float) -> Any:
     return step.run(self=(step.values["self"] - eps).clamp(min=eps))
 
 
-_ROOTS = frozenset({"rsqrt", "sqrt", "reciprocal"})
+_ROOTS = step_names("roots and reciprocals")
 
 
 def neighbour_variations(before: Step, step: Step) -> Iterator[Variation]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # --- Conditions on the inputs that give NaN or infinity -------------------------------------------
 
+# Which functions of torch these are: the groups of `core/operators` have the names of aten.
 _ROWS = frozenset(
     """
     softmax log_softmax logsumexp scaled_dot_product_attention layer_norm

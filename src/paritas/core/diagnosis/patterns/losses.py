@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.steps import (
     first_of,
     with_altered,
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 _F = torch.nn.functional
 _MEAN = 1
 _SUM = 2
-_PAIRED = frozenset(
-    {
-        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-    }
-)
+_PAIRED = step_names("losses of pairs")
 # The terms of losses of values and of as many targets, which are mistaken for each other.
 _OF_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse_loss": lambda x, y: (x - y).square(),
@@ -87,7 +83,7 @@ _ALTERED: dict[str, Callable[[Tensor], Tensor]] = {
 def loss_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of losses."""
     name = step.name
-    if name in ("softmax", "log_softmax"):
+    if name in step_names("softmaxes"):
         yield from _input_variations(step)
     if name == "kl_div":
         yield from _divergence_variations(step)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.sums import left_out, words_of
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
@@ -23,18 +24,14 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.patterns.steps import StepChange
 
 
-_LAYER = frozenset({"native_layer_norm", "fused_rms_norm", "rms_norm", "layer_norm"})
-_BATCH = frozenset(
-    {
-        "native_batch_norm",
-        "native_batch_norm_legit",
-        "native_batch_norm_legit_functional",
-        "native_batch_norm_legit_no_training",
-        "cudnn_batch_norm",
-        "native_batch_norm_legit.no_stats",
-    }
-)
-NORMS = _LAYER | _BATCH | {"native_group_norm"}
+_LAYER = step_names("layer norm", "rms norm") | {"rms_norm", "layer_norm"}
+# Without the forms on which these mistakes were not tried. Those of inference sum nothing, so they
+# have no group.
+_BATCH = (
+    step_names("batch norm", "functional batch norm")
+    - {"miopen_batch_norm", "batch_norm_with_update", "batch_norm_with_update_functional"}
+) | {"native_batch_norm_legit_no_training", "native_batch_norm_legit.no_stats"}
+NORMS = _LAYER | _BATCH | step_names("group norm")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

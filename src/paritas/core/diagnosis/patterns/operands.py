@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import unravel, widen
 from paritas.core.diagnosis.patterns.arrangements import describe_places
 from paritas.core.diagnosis.patterns.attention import is_attention, weights_and_values
@@ -101,7 +102,7 @@ def solved_operands(
 
 # Fewer values that are found in other places say nothing of places.
 _FEWEST_MOVED = 2
-_SUMS = frozenset({"add", "sub", "mul", "div"})
+_SUMS = step_names("arithmetic")
 
 
 def _is_solvable(step: Step) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.calls import Step
+from paritas.core.diagnosis.calls import Step, step_names
 from paritas.core.diagnosis.case import first_supported, near, roundoff, supported_pattern, widen
 from paritas.core.diagnosis.patterns.attention import attends
 from paritas.core.results.findings import Pattern, PatternKind
@@ -192,7 +192,7 @@ _PAIRS: dict[str, str] = {
     **{name: f"b {sign} a instead of a {sign} b" for name, sign in _INFIX.items()},
     **{name: f"{name}(b, a) instead of {name}(a, b)" for name in ("fmod", "atan2")},
 }
-_JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
+_JOINED = step_names("joins") | {"concat", "concatenate"}
 
 
 def propose_operands(case: Case) -> list[Pattern]:
@@ -252,16 +252,11 @@ def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, T
 
 # --- Masks missing, negated or off by one ---------------------------------------------------------
 
-_ATTENTIONS = frozenset(
-    {
-        "scaled_dot_product_attention",
-        "scaled_dot_product_attention_math",
-        "scaled_dot_product_flash_attention_for_cpu",
-        "scaled_dot_product_flash_attention",
-        "scaled_dot_product_efficient_attention",
-        "scaled_dot_product_cudnn_attention",
-    }
-)
+# The fused kernels, and the forms that torch takes apart.
+_ATTENTIONS = step_names("attention") | {
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_math",
+}
 
 
 def propose_masks(case: Case) -> list[Pattern]:
@@ -276,7 +271,7 @@ def _mask_variants(operation: Operation) -> Variants:
     name, inputs = operation.name, operation.inputs
     if name in _ATTENTIONS and len(inputs) >= 3:  # noqa: PLR2004
         return _attention_variants(operation)
-    if name in ("tril", "triu"):
+    if name in step_names("triangles"):
         x = inputs[0]
         cut: Callable[[Tensor, int], Tensor] = torch.tril if name == "tril" else torch.triu
         offset = operation.argument("diagonal", 1, 0)
@@ -392,7 +387,7 @@ def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
 
 # --- Another of several equally good elements -----------------------------------------------------
 
-_ALONG = frozenset({"sort", "argsort", "topk", "kthvalue", "median", "mode"})
+_ALONG = step_names("orders") | {"kthvalue", "median", "mode"}
 _ONE = frozenset({"argmax", "argmin", "max", "min", "cummax", "cummin"})
 # Scores that differ by fewer roundings than this are a tie.
 _ROUNDINGS = 4.0
@@ -459,7 +454,7 @@ def _scores_of(
     if not valid:
         return None
     distinct = True
-    if operation.name in ("sort", "argsort", "topk"):
+    if operation.name in step_names("orders"):
         ordered = actual.sort(dim=dim).values
         distinct = not bool((ordered.diff(dim=dim) == 0).any())
     picked = [scores.gather(dim, picks).reshape(case.shape) for picks in (actual, expected)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis import effort
-from paritas.core.diagnosis.calls import WHOLE
+from paritas.core.diagnosis.calls import WHOLE, step_names
 from paritas.core.diagnosis.case import (
     Context,
     first_supported,
@@ -242,8 +242,8 @@ _CHUNKS = (1, 8, 16, 32, 64, 128, 256)
 _MOST_CHUNKS = 1024
 # Of the partial sums of one prediction.
 _MOST_PARTIAL = 1 << 26
-# Operators that leave the values as they are.
-_MOVING = frozenset({"unsafe_view", "clone", "copy"})
+# Operators that leave the values as they are; a copy to another dtype rounds them.
+_MOVING = (step_names("copies") - {"to_copy"}) | {"unsafe_view"}
 
 
 @dataclasses.dataclass(frozen=True)

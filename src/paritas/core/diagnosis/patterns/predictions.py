@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis import effort
-from paritas.core.diagnosis.calls import UNUSABLE, WHOLE
+from paritas.core.diagnosis.calls import UNUSABLE, WHOLE, step_names
 from paritas.core.diagnosis.case import (
     Extent,
     count_partial_axes,
@@ -99,7 +99,7 @@ _OF_ALL = frozenset(
     }
 )
 # Operators that put all elements elsewhere: other arguments in a part of the result say nothing.
-_MOVING = frozenset({"sort", "argsort", "topk", "flip", "roll"})
+_MOVING = step_names("orders") | {"flip", "roll"}
 # Mistakes that hand an operand on where they are made in a part only: the last element of a
 # product from the other end is itself.
 _GIVE_A_COPY = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import Probe, first_supported, supported_pattern, unravel
 from paritas.core.diagnosis.patterns.norms import NormMistake, norm_by_name
 from paritas.core.diagnosis.patterns.operations import (
@@ -268,7 +269,7 @@ def _reduction_variants(operation: Operation) -> Variants:
         return lambda: reduce(x, dims), variants
     if name in _SPREADS:
         return _spread_variants(operation, x, dims)
-    if name in ("softmax", "log_softmax") and len(dims) == 1:
+    if name in step_names("softmaxes") and len(dims) == 1:
         return _softmax_variants(x, dims[0], is_log=name == "log_softmax")
     if name in ("cumsum", "cumprod") and len(dims) == 1:
         return _running_variants(x, dims[0], is_sum=name == "cumsum")

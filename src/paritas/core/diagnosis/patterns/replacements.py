@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import holds_in_block, weigh, wrong_block
 from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.patterns.functions import UNARY
@@ -157,12 +158,9 @@ def _stale(case: Case) -> list[Pattern]:
 
 
 # Operators that write into their first operand.
-_WRITING = frozenset(
-    """
-    scatter index_copy index_put index_fill select_scatter slice_scatter diagonal_scatter
-    masked_scatter copy put
-    """.split()  # noqa: SIM905  (quoted names are harder to read)
-)
+_WRITING = step_names("writes at indices") | {
+    *("index_fill", "diagonal_scatter", "masked_scatter", "copy", "put")
+}
 
 
 def _copies(case: Case) -> list[Pattern]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.steps import (
     flat_padding,
     with_altered,
@@ -15,6 +16,7 @@ from paritas.core.diagnosis.patterns.steps import (
 )
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
+from paritas.core.torch_private.operators import COMPARISONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +31,7 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     name = step.name
     if name in _EXTREMES or name in ("median", "nanmedian", "kthvalue"):
         yield from _other_ranks(step)
-    elif name in ("topk", "sort", "argsort"):
+    elif name in step_names("orders"):
         yield from _other_choices(step)
     elif name == "max_pool2d_with_indices" and any(step.values["padding"]):
         sentence = "the padding takes part in the maximum, as 0"
@@ -38,7 +40,7 @@ def selection_variations(step: Step) -> Iterator[Variation]:
         yield from _other_grids(step)
     elif name in ("embedding_bag", "embedding_bag_forward_only"):
         yield from _other_bags(step)
-    elif name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    elif name in COMPARISONS:
         yield from _compared_with_nothing(step)
     elif name == "round":
         for words, compute in OTHER_TIES.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.steps import (
     then,
     with_altered,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def sum_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of operators that sum."""
     name = step.name
-    if name in ("softmax", "log_softmax"):
+    if name in step_names("softmaxes"):
         yield from _softmax_variations(step)
     if name in _REDUCING:
         yield from _reduction_variations(step)
@@ -247,7 +248,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
-    if name in ("var", "std", "var_mean"):
+    if name in step_names("variance", "deviation") - {"std_mean"}:
         yield from _correction_variations(step, dims)
         yield from _raw_variations(step, dims)
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
@@ -421,8 +422,8 @@ def restart(step: Step, sizes: int | list[int]) -> Tensor:
 
 # --- Scattered sums -------------------------------------------------------------------------------
 
-_WRITES = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
-_SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", *_WRITES})
+_WRITES = step_names("writes at indices")
+_SCATTERS = step_names("embedding backward", "indexed sum") | _WRITES
 
 
 def _scatter_variations(step: Step) -> Iterator[Variation]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.convolutions import sliding_axes
 from paritas.core.diagnosis.patterns.sums import PRODUCTS
 from paritas.core.diagnosis.patterns.variations import Variation
@@ -82,7 +83,7 @@ def _terms_of(step: Step) -> Iterator[_Terms]:
         factor = _FACTORS[name]
         along = partial(_scale_factor, name=factor, axis=-1)
         yield _Terms("terms of each sum", values[factor].shape[-1], along)
-    elif name in ("convolution", "convolution_backward"):
+    elif name in step_names("convolution", "convolution backward"):
         yield from _convolution_terms(step)
     elif name.startswith(("avg_pool", "adaptive_avg_pool")) and "self" in values:
         yield from _reduced_terms(values["self"], range(2, values["self"].dim()))
@@ -94,7 +95,7 @@ def _terms_of(step: Step) -> Iterator[_Terms]:
     elif name == "embedding_dense_backward":
         count = values["indices"].numel()
         yield _Terms("rows that are added up", count, _scaled_rows)
-    elif name in ("scatter_add", "index_add"):
+    elif name in step_names("indexed sum"):
         source = "src" if name == "scatter_add" else "source"
         along = partial(_scale_factor, name=source, axis=values["dim"])
         yield _Terms("rows that are added up", values[source].shape[values["dim"]], along)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.attention import (
     cap_scores,
@@ -47,14 +48,15 @@ _SETTLED = 1e-12
 # Digits that a stated number may have.
 _DIGITS = range(1, 8)
 _EPS_STARTS = (1e-1, 1e-3, 1e-6)
-_ROOTS = frozenset({"rsqrt", "sqrt", "log", "log2", "log10", "reciprocal"})
+_ROOTS = step_names("roots and reciprocals") | {"log", "log2", "log10"}
 # Functions of which a factor on the argument is more than a factor on the result.
 _BENT = frozenset(
     {
         *("exp", "exp2", "expm1", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "atan"),
         *("silu", "gelu", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh"),
         *("softmax", "log_softmax", "log_sigmoid_forward"),
-        *("clamp", "clamp_min", "clamp_max", "round", "floor", "ceil"),
+        *step_names("limits"),
+        *("round", "floor", "ceil"),
     }
 )
 # A factor that is smaller than this leaves nothing.

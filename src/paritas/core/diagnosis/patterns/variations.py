@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.patterns.steps import (
     with_altered,
     with_argument,
@@ -51,7 +52,7 @@ class Variation:
 
 _ADDED = {
     **dict.fromkeys(("add", "sub", "rsub"), ("self", "other")),
-    **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), ("self",)),
+    **dict.fromkeys(step_names("products added to a tensor") | {"addbmm"}, ("self",)),
 }
 
 
@@ -190,7 +191,7 @@ FACTORS = frozenset({"alpha", "beta", "scale", "input_scale"})
 # Functions whose form depends on what is called a factor elsewhere.
 _SHAPES = frozenset({*("elu", "celu", "softplus", "elu_backward", "softplus_backward")})
 # With these, other numbers give a factor or an offset, which have kinds of their own.
-AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
+AFFINE = step_names("arithmetic") | {"rsub", "full", "fill", "full_like"}
 # The dtypes in which a constant may have been rounded.
 _NARROW = (torch.bfloat16, torch.float16)
 # Scores that hide little.
@@ -295,7 +296,7 @@ _GROUPS = frozenset({"groups", "group", "num_groups"})
 def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation]:
     if name == "diagonal":
         yield from _near(name, value, PatternKind.MASK, "the mask is off by one: the diagonal")
-        if step.name in ("tril", "triu"):
+        if step.name in step_names("triangles"):
             sentence = "the mask is not applied"
             yield Variation(PatternKind.MASK, sentence, lambda step: step.values["self"])
     elif name == "index" and step.name == "select":
@@ -439,7 +440,7 @@ def _repeat_item(tensors: Any, source: int, position: int) -> list[Any]:
 # --- Tensors --------------------------------------------------------------------------------------
 
 _NEGATIVE = -1e4
-_BIASES = frozenset({"addmm", "baddbmm", "addmv"})
+_BIASES = step_names("products added to a tensor")
 
 
 def _tensor_variations(step: Step) -> Iterator[Variation]:
