@@ -23,12 +23,12 @@ from paritas.core.reporting.annotations import (
 )
 from paritas.core.reporting.table_files import csv_table
 from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, Rest, terminal_table
-from paritas.core.reporting.terminal import indented, listed
+from paritas.core.reporting.terminal import indent_text, list_items
 from paritas.core.results import wording
 from paritas.core.results.findings import Status
 from paritas.core.results.wording import (
     MOST_SHOWN,
-    enumerated,
+    list_first,
     near_path,
 )
 from paritas.sharding.graphs.rows import CallOutcome
@@ -56,7 +56,7 @@ _ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
 _MINUTE = 60.0
 _MOST_NAMES = 3
 # `1 call`, `12,000 calls`.
-counted = functools.partial(wording.counted, thousands=",")
+counted = functools.partial(wording.count_things, thousands=",")
 _WORD = re.compile(r"\w+")
 
 
@@ -293,7 +293,7 @@ def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] =
         _group_reasons(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
         _group_reasons(report, CallOutcome.NOTHING, "nothing to check"),
         _other_graphs(report),
-        (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
+        (*list_items("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
     ):
         lines = list(section)
         parts += [Text(), *lines] if lines else []
@@ -324,7 +324,7 @@ def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
         return
     style = _VERDICT_STYLES[_PROOF_VERDICTS[proof.status]]
     yield Text(f"the graph under its placements: {proof.status}", style=style)
-    yield indented(proof.words)
+    yield indent_text(proof.words)
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -394,20 +394,20 @@ def _story(
         f"{operator_result.sites[0].node}: {operator_result.operator}",
         style=OUTCOME_MARKS[CallOutcome.FAILED].style,
     )
-    yield indented(operator_result.signature)
+    yield indent_text(operator_result.signature)
     options = failing_options(operator_result, report)
     for option in options[:MOST_SHOWN]:
-        yield indented(f"{_split_words(option)}: {option.status.value}")
-        yield from (indented(words, 4) for words in _figures(option))
+        yield indent_text(f"{_split_words(option)}: {option.status.value}")
+        yield from (indent_text(words, 4) for words in _figures(option))
     if len(options) > MOST_SHOWN:
-        yield indented(f"and {len(options) - MOST_SHOWN} more splits")
+        yield indent_text(f"and {len(options) - MOST_SHOWN} more splits")
     if operator_result.reason and not options:
-        yield indented(operator_result.reason)
+        yield indent_text(operator_result.reason)
     modules = list(dict.fromkeys(site.module for site in operator_result.sites if site.module))
     if modules:
-        yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
+        yield indent_text(f"in module {list_first(modules, _MOST_NAMES)}")
     if operator_result.script:
-        yield indented(f"reproduce it: python {near_path(str(folder / operator_result.script))}")
+        yield indent_text(f"reproduce it: python {near_path(str(folder / operator_result.script))}")
 
 
 def _figures(option: OptionResult) -> Iterator[str]:
@@ -439,10 +439,10 @@ def _group_reasons(
     yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
     for reason in outcome_reasons[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
-        which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
-        yield indented(f"{reason.calls:,}: {reason.words}{which}")
+        which = f" ({list_first(names, _MOST_NAMES)})" if names else ""
+        yield indent_text(f"{reason.calls:,}: {reason.words}{which}")
     if len(outcome_reasons) > MOST_SHOWN:
-        yield indented(f"and {len(outcome_reasons) - MOST_SHOWN} more reasons")
+        yield indent_text(f"and {len(outcome_reasons) - MOST_SHOWN} more reasons")
 
 
 def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
@@ -456,7 +456,7 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
             f"{near_path(graph_label(other_report, graphs))}: "
             f"{verdict_word(other_report)}, {verdict_words(other_report)}"
         )
-        yield indented(words)
+        yield indent_text(words)
 
 
 # --- A table as CSV -------------------------------------------------------------------------------
