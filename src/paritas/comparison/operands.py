@@ -458,7 +458,7 @@ class OperandLinks:
         self.link(my, golden, by)
 
     def skip(self, item: MatchItem, noun: str, reason: str) -> None:
-        """Leave out an item that is one `noun`, for a reason; see `skipped`."""
+        """Leave out an item that is one `noun`, for a reason; see `describe_skipped`."""
         item.gone = True
         self._reasons[noun, reason] += 1
 

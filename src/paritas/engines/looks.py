@@ -105,6 +105,7 @@ def observations(looks: Sequence[tuple[Request, Look]]) -> list[str]:
         sentences.append(
             f"the number after the first token is wrong already in "
             f"{count_things(len(everywhere), 'request')}: no position, mask or cache decides it; "
-            "look first at weights, norms, the beginning of the prompt, and how numbers are read out"
+            "look first at weights, norms, the beginning of the prompt, and how numbers are read "
+            "out"
         )
     return sentences

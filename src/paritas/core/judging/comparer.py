@@ -516,8 +516,8 @@ class Comparer:
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         self.out.skipped += [
-            f"gradients through {self._label_item(output(path))}, {reference.kinds[path].name}: none "
-            "of its parts can be differentiated"
+            f"gradients through {self._label_item(output(path))}, {reference.kinds[path].name}: "
+            "none of its parts can be differentiated"
             for path in reference.cut_off
         ]
         if reference.gradient_error is not None or candidate.gradient_error is not None:

@@ -33,7 +33,7 @@ from paritas.sharding.graphs.report import (
     ORDER,
     OUTCOME_MARKS,
     confirmation_words,
-    counted,
+    count_things,
     duration,
     failing,
     failing_options,
@@ -337,7 +337,7 @@ def graph_page(report: GraphReport) -> str:
             for reason in reasons(report, outcome)
         ],
         overview=overview(report.operators),
-        counted=counted,
+        count_things=count_things,
         beside=[
             (
                 graph_label(other_report, (report, *report.others)),

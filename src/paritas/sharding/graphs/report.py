@@ -56,7 +56,7 @@ _ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
 _MINUTE = 60.0
 _MOST_NAMES = 3
 # `1 call`, `12,000 calls`.
-counted = functools.partial(wording.count_things, thousands=",")
+count_things = functools.partial(wording.count_things, thousands=",")
 _WORD = re.compile(r"\w+")
 
 
@@ -70,7 +70,7 @@ class Reason(NamedTuple):
 
 def graph_headline(report: GraphReport) -> str:
     """The number of calls by outcome: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
-    parts = [f"{short_name(report)}: {counted(report.calls, 'call')}"]
+    parts = [f"{short_name(report)}: {count_things(report.calls, 'call')}"]
     parts += [f"{count:,} {_ENDED[outcome]}" for outcome, count in report.counts().items() if count]
     return ", ".join(parts)
 
@@ -94,7 +94,7 @@ def verdict_word(report: GraphReport) -> str:
 def verdict_words(report: GraphReport) -> str:
     """The reason for the verdict, as a sentence without a full stop."""
     counts = report.counts()
-    verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
+    verified = f"{counts[CallOutcome.VERIFIED]:,} of {count_things(report.calls, 'call')} verified"
     if report.exit_code == 1 and not failing(report) and report.proof is not None:
         return f"the placements are wrong: {report.proof.words}"
     if report.exit_code == 1:
@@ -102,25 +102,24 @@ def verdict_words(report: GraphReport) -> str:
         wrong = sum(
             len(failing_options(operator_result, report)) for operator_result in failing(report)
         )
-        splits = f" in {counted(wrong, 'split')}" if wrong else ""
-        calls = counted(counts[CallOutcome.FAILED], "call")
-        return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
+        splits = f" in {count_things(wrong, 'split')}" if wrong else ""
+        calls = count_things(counts[CallOutcome.FAILED], "call")
+        return f"{calls} of {count_things(operators, 'operator')} wrong{splits}; {verified}"
     missing = report.calls - sum(counts.values())
     if not report.ended:
-        return f"interrupted, {counted(max(0, missing), 'call')} not checked yet; {verified}"
+        return f"interrupted, {count_things(max(0, missing), 'call')} not checked yet; {verified}"
     if missing:
-        return f"{counted(missing, 'call')} not accounted for; {verified}"
+        return f"{count_things(missing, 'call')} not accounted for; {verified}"
     if counts[CallOutcome.UNSUPPORTED]:
-        return (
-            f"{counted(counts[CallOutcome.UNSUPPORTED], 'call')} could not be checked; {verified}"
-        )
+        calls = count_things(counts[CallOutcome.UNSUPPORTED], "call")
+        return f"{calls} could not be checked; {verified}"
     if report.proof is not None and report.proof.status == "not decided":
         return f"the graph under its placements is {report.proof.words}; {verified}"
     if not counts[CallOutcome.VERIFIED]:
         return "nothing was checked"
     rest = counts[CallOutcome.NOTHING]
     others = f", nothing to check in the other {rest:,}" if rest else ""
-    compared = f"{counted(_count_splits(report), 'split')} compared"
+    compared = f"{count_things(_count_splits(report), 'split')} compared"
     return "; ".join([f"{verified}{others}", compared, *_proved_words(report)])
 
 
@@ -141,8 +140,8 @@ def _proved_words(report: GraphReport) -> list[str]:
 def size_words(report: GraphReport) -> str:
     """The amount of work and the time it took."""
     words = [
-        counted(len(report.operators), "distinct operator"),
-        counted(_count_splits(report), "split"),
+        count_things(len(report.operators), "distinct operator"),
+        count_things(_count_splits(report), "split"),
     ]
     ranks = sorted({option.ranks for operator in report.operators for option in operator.options})
     if ranks:
@@ -150,10 +149,10 @@ def size_words(report: GraphReport) -> str:
     words += _confirmed_words(report)
     words.append(duration(report.seconds))
     if report.resumed:
-        words.append(f"{counted(report.resumed, 'operator')} from an earlier run")
+        words.append(f"{count_things(report.resumed, 'operator')} from an earlier run")
     if report.shared:
         words.append(
-            f"{counted(report.shared, 'operator')} already verified for another graph here"
+            f"{count_things(report.shared, 'operator')} already verified for another graph here"
         )
     return ", ".join(words)
 
@@ -436,7 +435,7 @@ def _group_reasons(
     if not outcome_reasons:
         return
     calls = sum(reason.calls for reason in outcome_reasons)
-    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
+    yield Text(f"{title}: {count_things(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
     for reason in outcome_reasons[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
         which = f" ({list_first(names, _MOST_NAMES)})" if names else ""
@@ -450,7 +449,7 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     if not report.others:
         return
     graphs = (report, *report.others)
-    yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
+    yield Text(f"also in this folder: {count_things(len(report.others), 'graph')}", style="bold")
     for other_report in report.others:
         words = (
             f"{near_path(graph_label(other_report, graphs))}: "
