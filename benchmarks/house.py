@@ -31,7 +31,7 @@ VAGUE = {
 MOST_PARAMETERS = 7
 PARTICIPLES = {
     *("found", "known", "given", "made", "kept", "taken", "left", "held", "seen", "shown", "said"),
-    *("told", "built", "drawn", "written", "sent", "put", "done", "meant", "bound", "worn"),
+    *("told", "built", "drawn", "written", "sent", "done", "meant", "bound", "worn"),
 }
 # Where a value gets its status.
 STATUS_FILE = SOURCE / "core" / "judging" / "pairs.py"
@@ -71,10 +71,17 @@ def parameter_count(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(parameter.arg not in {"self", "cls"} for parameter in parameters)
 
 
-def is_participle(name: str) -> bool:
-    """Whether a function's name is a bare participle, such as `_joined`."""
-    word = name.strip("_")
-    return "_" not in word and (word.endswith("ed") or word in PARTICIPLES)
+def is_participle(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether its name is a bare participle, such as `_joined`.
+
+    A property reads as an attribute, for which a participle is a good name: it is not counted.
+    Nor is `put`, which is a verb as well.
+    """
+    word = function.name.strip("_")
+    if "_" in word or not (word.endswith("ed") or word in PARTICIPLES):
+        return False
+    decorators = {ast.unparse(item).split(".")[-1] for item in function.decorator_list}
+    return not decorators & {"property", "cached_property"}
 
 
 def rooms() -> dict[str, list[str]]:
@@ -186,7 +193,7 @@ def main() -> int:
     names = collections.Counter(name for tree in trees.values() for name in assigned_names(tree))
     vague = {name: names[name] for name in sorted(VAGUE, key=lambda name: -names[name])}
     all_functions = [(path, item) for path, tree in trees.items() for item in functions(tree)]
-    participles = [item for _, item in all_functions if is_participle(item.name)]
+    participles = [item for _, item in all_functions if is_participle(item)]
     long = sorted(
         (
             (parameter_count(item), f"{path.relative_to(SOURCE)}:{item.name}")

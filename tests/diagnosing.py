@@ -17,5 +17,5 @@ def without_diagnosis() -> Iterator[None]:
     from paritas.core.judging.failures import Explainer
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(Explainer, "_explained", lambda _, finding, *others: finding)
+        patching.setattr(Explainer, "_explain_finding", lambda _, finding, *others: finding)
         yield

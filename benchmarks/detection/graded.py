@@ -66,7 +66,7 @@ def _brought_near(
 ) -> Graded | None:
     scaled, delta = ScaledProgram(program, name), FIRST
     for _ in range(TRIES):
-        mutant = scaled.scaled(delta)
+        mutant = scaled.scale_call(delta)
         effect = measure_effect(program, mutant, noise)
         if aim / NEAR < effect.over_noise < aim * NEAR:
             return Graded(name, delta, effect, mutant)

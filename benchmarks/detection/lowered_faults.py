@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 import paritas
 from paritas.core.errors import UsageError
 from paritas.core.results.items import output
-from paritas.core.torch_private.graphs import as_traced, returned
+from paritas.core.torch_private.graphs import as_traced, returned_values
 from paritas.core.torch_private.inductor import capture_lowered
 from paritas.mutants.programs import FlatProgram
 
@@ -72,7 +72,7 @@ class _Seen:
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         given = tuple(v.detach().clone() if isinstance(v, Tensor) else v for v in arguments)
-        ends = returned(self.module)
+        ends = returned_values(self.module)
         if not all(isinstance(end, Node) for end in ends):
             raise UsageError("the graph that Inductor is given has results that are none")
         items = tuple(output(f"result {number}") for number in range(len(ends)))

@@ -74,7 +74,7 @@ class OperatorEvidence(NoEvidence):
         """The operator in float64."""
         return self._target(*map(widened, self._args)) if self._floats else None
 
-    def lifted(self) -> Tensor | None:
+    def lift_candidate(self) -> Tensor | None:
         """The wrong function in float64, if it is known."""
         return self._lifted
 

@@ -216,7 +216,9 @@ def _send_answers(entry: Any, to: Connection) -> None:
     os.dup2(null, 2)
     torch.set_num_threads(1)
     try:
-        with unittest.mock.patch.object(Explainer, "_explained", lambda _, finding, *__: finding):
+        with unittest.mock.patch.object(
+            Explainer, "_explain_finding", lambda _, finding, *__: finding
+        ):
             to.send(list(answers(entry)))
     except Exception as error:  # noqa: BLE001  (it becomes a line)
         to.send([(FAILED, f"{entry.name}: {type(error).__name__}: {error!s:.200}")])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import processes
-from paritas.comparison.compare import compare, opened
+from paritas.comparison.compare import compare, open_reusable
 from paritas.core.errors import UsageError
 from paritas.core.execution import executors
 from paritas.core.execution.executors import Failed, executor_of, run_batches
@@ -88,7 +88,7 @@ def test_a_cluster_that_does_not_see_the_dump_says_so(tmp_path, cluster):
             UsageError, match=r"a worker on .* cannot open the dump: .*gone does not exist"
         ),
     ):
-        list(run_batches(pool, opened, [str(tmp_path / "gone")], ahead=1))
+        list(run_batches(pool, open_reusable, [str(tmp_path / "gone")], ahead=1))
 
 
 def test_a_cluster_without_workers_is_refused(monkeypatch, distributed):

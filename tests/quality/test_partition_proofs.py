@@ -21,8 +21,8 @@ from paritas.sharding.operators.library import known
 from paritas.sharding.operators.recipe_checks import check_recipe
 from paritas.sharding.proofs.checker import Checker
 from paritas.sharding.proofs.claims import symbolic_numbers
-from paritas.sharding.proofs.prove import Prover, resized
-from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
+from paritas.sharding.proofs.prove import Prover, resize_call
+from paritas.sharding.proofs.validation import DisagreementError, lift_call, validate
 from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of
 
@@ -83,7 +83,7 @@ def small(
         return value.detach().flatten()[order].reshape(value.shape)
 
     with contextlib.suppress(RuntimeError, ValueError, IndexError, TypeError):
-        made = resized(call, expansion, {name: draw.choice((2, 3)) for name in names})
+        made = resize_call(call, expansion, {name: draw.choice((2, 3)) for name in names})
         made = made.map_tensors(other)
         made.function(*made.args, **made.kwargs)
         yield made
@@ -102,7 +102,7 @@ def test_every_definition_agrees_with_torch_on_all_elements() -> None:
             for one in (*small(call, annotation, draw), call):
                 try:
                     numbers = symbolic_numbers(expand(annotation.signature, one))
-                    validate(define(lifted(one), numbers), 400)
+                    validate(define(lift_call(one), numbers), 400)
                     validated.add(key)
                     break
                 except DisagreementError as error:

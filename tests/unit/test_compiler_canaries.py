@@ -163,7 +163,7 @@ def test_a_copied_graph_stays_as_it_was_and_shares_its_tensors():
 
 def test_a_captured_node_knows_its_module_and_the_user_s_line():
     graph = captured(Net(), X)
-    node = graphs.returned(graph)[0]
+    node = graphs.returned_values(graph)[0]
     where = graphs.provenance(node)
     assert where.operator == "relu"
     assert where.source.endswith(", in forward")

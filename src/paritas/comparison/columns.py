@@ -205,17 +205,19 @@ def _metric_column(
     """A metric; `same` is its value in files for two sides with equal bits."""
     get = attrgetter(field)
 
-    def measured(row: ComparisonRow) -> float | None:
+    def read_metric(row: ComparisonRow) -> float | None:
         return None if row.metrics is None else get(row.metrics)
 
     def cell(row: ComparisonRow) -> float | None:
         figures = row.figures
         if figures is None or figures.metrics is not None:
-            return measured(row)
+            return read_metric(row)
         return same if figures.identical else None
 
     digits = _NEAR_ONE.get(field, DIGITS)
-    return RowColumn(name=name, cell=cell, kind=kind, key=field, page_cell=measured, digits=digits)
+    return RowColumn(
+        name=name, cell=cell, kind=kind, key=field, page_cell=read_metric, digits=digits
+    )
 
 
 def _figure_column(name: str, field: str) -> RowColumn:

@@ -37,7 +37,7 @@ from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics.mismatch_maps import mismatch_detail
 from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.core.results.progress import Progress, shows_progress
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.settings import own_version
 from paritas.formats.dumps.completeness import find_losses, list_problems
 
@@ -74,7 +74,7 @@ _kept: OrderedDict[_Key, ReadableDump] = OrderedDict()
 _kept_for = ""
 
 
-def opened(path: str, kind: str | None = None) -> ReadableDump:
+def open_reusable(path: str, kind: str | None = None) -> ReadableDump:
     """Open a dump; a worker reuses one that is already open."""
     session = session_of_work()
     key = (path, kind)
@@ -212,7 +212,9 @@ def _estimate_bytes(operand: Operand) -> int:
 
 
 def _open_both(sources: Sources) -> tuple[ReadableDump, ReadableDump]:
-    return opened(sources.my, sources.my_kind), opened(sources.golden, sources.golden_kind)
+    return open_reusable(sources.my, sources.my_kind), open_reusable(
+        sources.golden, sources.golden_kind
+    )
 
 
 def _measure_batch(batch: _PairBatch) -> list[Measured]:
@@ -443,8 +445,8 @@ def compare(
     tell: Tell = options.on_progress or (lambda _: None)
     with local_copy(my) as my_path, local_copy(golden) as golden_path:
         tell(Progress("opening the dumps"))
-        my_dump = opened(str(my_path), options.my_kind)
-        golden_dump = opened(str(golden_path), options.golden_kind)
+        my_dump = open_reusable(str(my_path), options.my_kind)
+        golden_dump = open_reusable(str(golden_path), options.golden_kind)
         tell(Progress("matching"))
         matched, losses = _match_dumps(my_dump, golden_dump, chosen, options.ranks)
         alone = [pair for pair in matched.pairs if pair.my is None or pair.golden is None]
@@ -528,7 +530,7 @@ def _match_dumps(
     matches = match(my_operands, golden_operands, rules, aligned, selections)
     skipped = list(matches.skipped)
     if overwritten:
-        skipped.append(f"{counted(overwritten, 'argument')} overwritten before being read")
+        skipped.append(f"{count_things(overwritten, 'argument')} overwritten before being read")
     notes = [*notes, *step_notes, *matches.notes]
     losses = (
         _list_losses(my_dump, ranks, aligned.keys() if rules.steps else None),

@@ -23,7 +23,7 @@ from paritas.core.placement.placement import (
     plan_by_placement,
 )
 from paritas.core.results.items import Partial, Replicate, Shard
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class RankAxes:
             raise UsageError(self.problem)
         return None if self.places is None else self.places.get(rank, {})
 
-    def known(self, rank: int) -> object:
+    def coordinate_key(self, rank: int) -> object:
         """A key for comparing the coordinates in two dumps."""
         rank_coordinates = {} if self.places is None else self.places.get(rank, {})
         return tuple(sorted(rank_coordinates.items()))
@@ -568,7 +568,7 @@ class _DumpSide:
 
     def _signature(self, record: Record) -> object:
         text = self.dims_for(record)
-        return held_part(record), text, self.axes.known(record.rank) if text else None
+        return held_part(record), text, self.axes.coordinate_key(record.rank) if text else None
 
     def says_how(self, record: Record) -> bool:
         """Whether it is known which part of the whole a record is."""
@@ -628,7 +628,7 @@ def _note_unclear(dump_side: _DumpSide, golden_side: _DumpSide, names: Iterable[
             key = (named_ranks(ranks[0]), named_ranks(ranks[1]))
             unclear[key].append(f"{name}{_describe_shapes(sides)}")
     return [
-        f"{counted(len(unclear_values), 'value')} on {my} in my dump and on {golden} in the "
+        f"{count_things(len(unclear_values), 'value')} on {my} in my dump and on {golden} in the "
         "golden dump: "
         f"nothing says how they are split, so they are compared by rank number. Use --dims and "
         f"--mesh to describe the split. The first is {unclear_values[0]}"

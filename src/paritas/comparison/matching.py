@@ -37,15 +37,15 @@ _MOST_NAMES = 50_000
 def match_ids(operand_links: OperandLinks) -> None:
     """Link items with the same canonical name and the same meaning."""
     golden_items: dict[tuple[object, ...], MatchItem] = {}
-    for item in operand_links.left(mine=False):
+    for item in operand_links.remaining_items(mine=False):
         golden_items.setdefault((item.scope, item.record.id), item)
     unequal = _find_unequal(
-        [(item, item.site.name) for item in operand_links.left(mine=True)],
-        [(item, item.site.name) for item in operand_links.left(mine=False)],
+        [(item, item.site.name) for item in operand_links.remaining_items(mine=True)],
+        [(item, item.site.name) for item in operand_links.remaining_items(mine=False)],
     )
     my_code, golden_code = _collect_code(operand_links.my), _collect_code(operand_links.golden)
     same_code = {key for key, code in my_code.items() if golden_code.get(key) == code}
-    for item in operand_links.left(mine=True):
+    for item in operand_links.remaining_items(mine=True):
         other = golden_items.get((item.scope, item.record.id))
         if other is None or other.found or _call_name(item, item.site.name) in unequal:
             continue
@@ -115,7 +115,7 @@ def match_renamed(operand_links: OperandLinks, renamings: Iterable[Renaming]) ->
     if not renamings:
         return
     golden_items: dict[tuple[object, ...], MatchItem] = {}
-    for item in operand_links.left(mine=False):
+    for item in operand_links.remaining_items(mine=False):
         golden_items.setdefault((item.scope, item.record.id), item)
         golden_items.setdefault((item.scope, *_call_place(item.site), item.site.name), item)
     for renaming in renamings:
@@ -163,7 +163,7 @@ def _match_renaming(
 ) -> tuple[int, int]:
     (pattern,) = renaming.patterns()
     match_count = linked = 0
-    for item in list(operand_links.left(mine=True)):
+    for item in list(operand_links.remaining_items(mine=True)):
         if item.is_number and (renaming.split or renaming.permute):
             continue
         for part, new in enumerate(renaming.replacements()):
@@ -186,7 +186,7 @@ def _match_joining(
     groups: dict[int, dict[int, MatchItem]] = {}
     targets: dict[int, MatchItem] = {}
     match_count = linked = 0
-    for item in list(operand_links.left(mine=True)):
+    for item in list(operand_links.remaining_items(mine=True)):
         for part, pattern in enumerate(renaming.patterns()):
             applies, other = _find_golden(golden_items, item, pattern, renaming.golden)
             match_count += applies
@@ -243,7 +243,7 @@ def _find_cuts(name: str) -> Iterator[int]:
             yield boundary.end()
 
 
-def unwrapped(name: str) -> str:
+def strip_wrappers(name: str) -> str:
     """A path without wrapper modules."""
     return _WRAPPERS.sub("", name)
 
@@ -254,10 +254,10 @@ def match_prefixed(operand_links: OperandLinks) -> None:
     for is_mine in (True, False):
         items = [
             unlinked_item
-            for unlinked_item in operand_links.left(mine=is_mine)
+            for unlinked_item in operand_links.remaining_items(mine=is_mine)
             if unlinked_item.site.level in _NAMED_LEVELS
         ]
-        sides.append([(side_item, unwrapped(side_item.site.name)) for side_item in items])
+        sides.append([(side_item, strip_wrappers(side_item.site.name)) for side_item in items])
     my, golden = sides
     if not my or not golden:
         return

@@ -20,7 +20,7 @@ from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.sketch import add_sketches
 from paritas.core.numerics.statistics import Statistics
 from paritas.core.placement.assembly import Assembly, ReplicaDisagreement, ReplicasDisagreeError
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -440,7 +440,7 @@ class OperandLinks:
             for step in askers.get(operand.step, [None])
         ]
 
-    def left(self, *, mine: bool) -> Iterator[MatchItem]:
+    def remaining_items(self, *, mine: bool) -> Iterator[MatchItem]:
         """The items that still need a counterpart."""
         return (item for item in (self.my if mine else self.golden) if item.is_left)
 
@@ -458,7 +458,7 @@ class OperandLinks:
         self.link(my, golden, by)
 
     def skip(self, item: MatchItem, noun: str, reason: str) -> None:
-        """Leave out an item that is one `noun`, for a reason; see `skipped`."""
+        """Leave out an item that is one `noun`, for a reason; see `describe_skipped`."""
         item.gone = True
         self._reasons[noun, reason] += 1
 
@@ -473,9 +473,9 @@ class OperandLinks:
         item.gone = True
         self.unselected.append((item, why))
 
-    def skipped(self) -> list[str]:
+    def describe_skipped(self) -> list[str]:
         """Why items were left out, with counts."""
-        return [f"{counted(n, noun)} {reason}" for (noun, reason), n in self._reasons.items()]
+        return [f"{count_things(n, noun)} {reason}" for (noun, reason), n in self._reasons.items()]
 
     def _labels(self, rankss: set[Ranks], golden_rankss: set[Ranks]) -> Callable[[Ranks], int]:
         """A function from ranks to the rank of a scope; the rank of a single-rank run is WHOLE."""

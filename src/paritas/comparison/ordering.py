@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from paritas.comparison.matching import increasing
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import count_things, list_first
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ def match_order(operand_links: OperandLinks) -> None:
     guessed = len(operand_links.links) - before
     if guessed:
         operand_links.notes.append(
-            f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
-            f"unrelated: check these rows with care"
+            f"{count_things(guessed, 'pair')} matched by order and shape only, because the names "
+            f"are unrelated: check these rows with care"
         )
     renames = propose_renames(
         (link.my.site.name, link.golden.site.name)
@@ -49,7 +49,7 @@ def match_order(operand_links: OperandLinks) -> None:
         if link.by in ("order", "value") and link.my.site.level == "module"
     )
     if renames:
-        rules = enumerated((f"--rename '{old}={new}'" for old, new in renames), 12, between=" ")
+        rules = list_first((f"--rename '{old}={new}'" for old, new in renames), 12, between=" ")
         operand_links.notes.append(f"rules for names that seem to belong together: {rules}")
 
 
@@ -97,7 +97,7 @@ def _collect_calls(operand_links: OperandLinks) -> tuple[list[_Call], list[_Call
     for is_mine in (True, False):
         composite = _composite_modules(operand_links.my if is_mine else operand_links.golden)
         calls: dict[Hashable, _Call] = {}
-        for item in operand_links.left(mine=is_mine):
+        for item in operand_links.remaining_items(mine=is_mine):
             site = item.site
             kind = _order_class(item, strange=strange)
             if site.level == "module":

@@ -18,7 +18,7 @@ from paritas.core.reporting.pages import (
     PageLayout,
     Story,
     figure,
-    packed,
+    pack_payload,
     render_page,
 )
 from paritas.core.reporting.tables import (
@@ -30,7 +30,7 @@ from paritas.core.reporting.tables import (
 )
 from paritas.core.results.findings import Status
 from paritas.core.results.report import spell_nonfinite
-from paritas.core.results.wording import MEANING, counted, ranges, size
+from paritas.core.results.wording import MEANING, count_things, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,7 +89,7 @@ def html_report(comparison: Comparison) -> str:
         stories=stories(comparison),
         failing=failing[:MOST_PRINTED],
         failures=len(failing),
-        data=packed(comparison_payload(comparison)),
+        data=pack_payload(comparison_payload(comparison)),
     )
 
 
@@ -254,7 +254,7 @@ _FUSED = (
 
 
 # `1 row`, `12,000 rows`.
-_counted = functools.partial(counted, thousands=",")
+_counted = functools.partial(count_things, thousands=",")
 
 
 def comparison_headline(comparison: Comparison) -> str:

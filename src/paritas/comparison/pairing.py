@@ -22,7 +22,7 @@ from paritas.comparison.matching import (
     node_key,
     skip_inexact,
     skip_rewritten,
-    unwrapped,
+    strip_wrappers,
 )
 from paritas.comparison.operands import NearestNames, OperandLinks, Pair
 from paritas.comparison.ordering import match_order
@@ -310,9 +310,11 @@ def _name_paths(
     operand_links: OperandLinks, eager: list[MatchItem], graph: list[MatchItem]
 ) -> Callable[[MatchItem], str]:
     """A function that returns the module path of an item, the same on both sides."""
-    left = {unwrapped(eager_item.site.module) for eager_item in eager if eager_item.site.module}
+    left = {
+        strip_wrappers(eager_item.site.module) for eager_item in eager if eager_item.site.module
+    }
     right = {
-        unwrapped(graph_item.site.module)
+        strip_wrappers(graph_item.site.module)
         for graph_item in graph
         if graph_item.site.module and graph_item.site.op != "placeholder"
     }
@@ -340,14 +342,14 @@ def _name_paths(
         )
     is_mine = bool(eager) and eager[0].mine
 
-    def named(item: MatchItem) -> str:
-        path = unwrapped(item.site.module)
+    def strip_prefix(item: MatchItem) -> str:
+        path = strip_wrappers(item.site.module)
         prefix = prefixes[item.mine != is_mine]
         if path in roots or (prefix and path == prefix.rstrip("./")):
             return ""
         return path.removeprefix(prefix)
 
-    return named
+    return strip_prefix
 
 
 def _collect_calls(
@@ -564,7 +566,7 @@ class RecordedSelection:
         header = dump.header(min(dump.ranks))
         fusion = header.fusion if "fused" in header.sources else ""
         try:
-            return cls(Selection.recorded(header.selection), fusion)
+            return cls(Selection.from_header(header.selection), fusion)
         except UsageError:  # not the selection of a recording
             return cls(fusion=fusion)
 
@@ -651,19 +653,19 @@ class _OutsideSelection:
         """The part of the selection that excludes an item; empty if it is selected."""
         selection, site = self._selection, item.site
         if item.scope is None and not selection.wants_step(item.operand.step):
-            return self._named("steps", "every")
+            return self._list_options("steps", "every")
         if not any(selection.wants_rank(rank) for rank in item.operand.ranks):
-            return self._named("ranks")
+            return self._list_options("ranks")
         if selection.phases is not None and site.phase not in selection.phases:
-            return self._named("phases")
+            return self._list_options("phases")
         if selection.mode not in ("all", site.side):
-            return self._named("mode")
+            return self._list_options("mode")
         is_comparable = self._understood or _name_family(item) in self._families
         if is_comparable and not self._wants_name(item):
-            return self._named("layers", "ops")
+            return self._list_options("layers", "ops")
         return ""
 
-    def _named(self, *parts: str) -> str:
+    def _list_options(self, *parts: str) -> str:
         return ", ".join(f"{part} {self._words[part]}" for part in parts if part in self._words)
 
     def _wants_name(self, item: MatchItem) -> bool:
@@ -757,7 +759,9 @@ def match(
         for item, _ in operand_links.unselected
     ]
     notes = [*operand_links.notes, *_note_unselected(operand_links)]
-    return Matches(_make_pairs(operand_links, steps), operand_links.skipped(), alone, notes)
+    return Matches(
+        _make_pairs(operand_links, steps), operand_links.describe_skipped(), alone, notes
+    )
 
 
 def _leave_out(operand_links: OperandLinks, rules: Rules) -> None:

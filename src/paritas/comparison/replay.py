@@ -88,7 +88,7 @@ class ReplayProgram:
             named = {
                 key: _fill_arguments(value, values, done) for key, value in step.kwargs.items()
             }
-            named = step.operator.settled(named)
+            named = step.operator.settle_options(named)
             if room is not None:
                 room -= step.operator.foretell(args, named)
                 if room < 0:
@@ -326,7 +326,7 @@ class _Grouping:
             call = self.graph.node(self.scope, name)
             if call is None:
                 raise UsageError(f"node {name} is not recorded in the dump with the graph")
-            before = [node for node in self._needed(call) if node not in self.steps]
+            before = [node for node in self._inputs_to_recompute(call) if node not in self.steps]
             if before:
                 waiting += before
                 if len(waiting) + len(self.steps) > _MOST_STEPS:
@@ -357,7 +357,7 @@ class _Grouping:
         call = self.graph.node(self.scope, name)
         return -1 if call is None else min(record.sequence for record in call.made.values())
 
-    def _needed(self, call: RecordedCall) -> list[str]:
+    def _inputs_to_recompute(self, call: RecordedCall) -> list[str]:
         """The inputs of a node that must be recomputed."""
         names = (self._producer(record) for record in call.given.values())
         return [name for name in dict.fromkeys(names) if name and self._is_run(name, call)]
@@ -372,7 +372,7 @@ class _Grouping:
             return False
         if name in self.group or reader.site.op == "getitem":
             return True
-        return self._recorded(name) is None
+        return self._find_recorded(name) is None
 
     def _same_seeds(self, call: RecordedCall) -> bool:
         """Whether the seeds of a node are recorded on both sides and equal."""
@@ -382,7 +382,7 @@ class _Grouping:
             producer_call = self.graph.node(self.scope, name) if name else None
             if record.tensor is None or producer_call is None:
                 continue
-            other = self._recorded(name)
+            other = self._find_recorded(name)
             if other is None:
                 same = self._same_seeds(producer_call)
             else:
@@ -392,7 +392,7 @@ class _Grouping:
             has_seeds = True
         return has_seeds
 
-    def _recorded(self, name: str) -> Record | None:
+    def _find_recorded(self, name: str) -> Record | None:
         """The other side's value of a node."""
         other_record = self.read.get(name) or self.seen.value_of(scope_of(self.other.site), name)
         if (
@@ -418,7 +418,7 @@ class _Grouping:
         # A node with several values has one leaf per position.
         several = record.site.op == "getitem"
         key = f"{name or record.site.name}/{record.site.position}" if several or not name else name
-        other_record = self._recorded(name) if name and not several else None
+        other_record = self._find_recorded(name) if name and not several else None
         if other_record is not None and other_record.tensor is not None:
             if other_record.tensor.shape != record.tensor.shape:
                 raise UsageError(f"node {name} has different shapes on the two sides")

@@ -24,9 +24,9 @@ from paritas.core.reporting.terminal import (
     FINDING_COLUMNS,
     details,
     heading,
-    indented,
+    indent_text,
     last_line,
-    listed,
+    list_items,
     paragraph,
     remarks,
 )
@@ -92,7 +92,7 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
     # What a dump lacks is among the failures.
     problems = (
-        listed(
+        list_items(
             f"problem in {whose} dump",
             [problem for problem in dump.problems if problem not in dump.losses],
         )
@@ -258,9 +258,9 @@ def divergence_lines(begins: Beginning) -> Iterator[RenderableType]:
     yield Text(f"{_TITLES[begins.of]}: {heading.strip()}", style=STYLES[row.status])
     for line in lines:
         words = line.lstrip()
-        yield indented(words, len(line) - len(words) - 2)
-    yield from map(indented, (*_describe_place(row), *_describe_divergence(row, divergence)))
-    yield indented(f"next: {row.advice or _NEXT[divergence.kind]}")
+        yield indent_text(words, len(line) - len(words) - 2)
+    yield from map(indent_text, (*_describe_place(row), *_describe_divergence(row, divergence)))
+    yield indent_text(f"next: {row.advice or _NEXT[divergence.kind]}")
 
 
 def _describe_place(row: ComparisonRow) -> Iterator[str]:

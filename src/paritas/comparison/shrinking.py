@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.comparison.compare import opened
+from paritas.comparison.compare import open_reusable
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
 from paritas.comparison.results_folder import COMPARISON_JSON, read_comparison
 from paritas.core.errors import UsageError
@@ -111,7 +111,7 @@ def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
     for step_number, step in enumerate(program.steps):
         result_names[step.name] = f"r{step_number}"
         words = [_value_text(value, names, result_names) for value in step.args]
-        named = step.operator.settled(dict(step.kwargs))
+        named = step.operator.settle_options(dict(step.kwargs))
         words += [
             f"{key}={_value_text(value, names, result_names)}" for key, value in named.items()
         ]
@@ -258,8 +258,8 @@ def _is_reproduced(
 
 
 def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
-    my = opened(comparison.my.path, comparison.my.kind)
-    golden = opened(comparison.golden.path, comparison.golden.kind)
+    my = open_reusable(comparison.my.path, comparison.my.kind)
+    golden = open_reusable(comparison.golden.path, comparison.golden.kind)
     if row.my is None or row.golden is None:
         raise NothingFailsError(f"{row.name} has no counterpart, so there is nothing to run again")
     my_record, golden_record = _find_record(my, row.my), _find_record(golden, row.golden)

@@ -14,7 +14,7 @@ from paritas.core.reporting.scripts import write
 from paritas.core.results.findings import Diagnosis
 from paritas.core.results.progress import Progress
 from paritas.core.results.report import Result
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,7 +156,7 @@ class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True
         lines += [f"  it goes away with {remedy}" for remedy in self.remedies]
         how = "interrupted" if self.interrupted else "stopped"
         stopped = "" if self.ended else f", {how} before the search was finished"
-        tried = f"{counted(self.queries, 'program')} tried"
+        tried = f"{count_things(self.queries, 'program')} tried"
         lines.append(f"  {tried} in {self.seconds:.0f} s{stopped}")
         if self.shows:
             result = f"run by itself it fails: {self.said}"

@@ -18,7 +18,7 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.results.findings import Aspect, Finding, Status, mismatch, unverified
 from paritas.core.results.progress import shows_progress
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.engines.causes import Search
 from paritas.engines.changed_models import PRECISION
 from paritas.engines.drawing import drawn_by_temperature
@@ -185,7 +185,7 @@ def _not_compared(request: Request, clock: Clock) -> EngineRow:
 def _cut_short(search: Search, clock: Clock) -> list[str]:
     if not search.is_cut_short:
         return []
-    runs = counted(search.tried, "changed run")
+    runs = count_things(search.tried, "changed run")
     words = (
         f"the search for causes ended after {clock.seconds:g} s and {runs}, before all were tried"
     )

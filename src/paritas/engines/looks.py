@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,8 +84,8 @@ def observations(looks: Sequence[tuple[Request, Look]]) -> list[str]:
     if of_output:
         sentences.append(
             f"the prompt's numbers are right to rounding and the output's are not in "
-            f"{counted(len(of_output), 'request')}: look first at what is added to the end of the "
-            "prompt, at decoding, and at the cache"
+            f"{count_things(len(of_output), 'request')}: look first at what is added to the end of "
+            "the prompt, at decoding, and at the cache"
         )
     later = [
         request_look for request_look in deviating_looks if request_look[1].reach is Reach.LATER
@@ -95,7 +95,7 @@ def observations(looks: Sequence[tuple[Request, Look]]) -> list[str]:
         at = f"token {firsts[0]}" if len(firsts) == 1 else f"tokens {firsts[0]} to {firsts[-1]}"
         sentences.append(
             f"the first numbers are right to rounding and later ones are not, from {at} on, in "
-            f"{counted(len(later), 'request')}: look first at what a token takes from others: "
+            f"{count_things(len(later), 'request')}: look first at what a token takes from others: "
             "positions, windows, masks, queries and keys, the cache"
         )
     everywhere = [
@@ -104,7 +104,8 @@ def observations(looks: Sequence[tuple[Request, Look]]) -> list[str]:
     if everywhere:
         sentences.append(
             f"the number after the first token is wrong already in "
-            f"{counted(len(everywhere), 'request')}: no position, mask or cache decides it; look "
-            "first at weights, norms, the beginning of the prompt, and how numbers are read out"
+            f"{count_things(len(everywhere), 'request')}: no position, mask or cache decides it; "
+            "look first at weights, norms, the beginning of the prompt, and how numbers are read "
+            "out"
         )
     return sentences

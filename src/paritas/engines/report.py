@@ -15,8 +15,8 @@ from paritas.core.reporting.tables import (
     page_table,
     terminal_table,
 )
-from paritas.core.reporting.terminal import listed, model_report
-from paritas.core.results.wording import counted
+from paritas.core.reporting.terminal import list_items, model_report
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,8 @@ REQUEST_COLUMNS: tuple[Column[EngineRow], ...] = (
 def engine_report(report: EngineReport) -> Group:
     """The whole report."""
     table = terminal_table(REQUEST_COLUMNS, report.rows)
-    tried = f"; {counted(report.tried, 'changed run')} tried" if report.tried else ""
-    compared = counted(report.verdict.coverage.compared, "item")
+    tried = f"; {count_things(report.tried, 'changed run')} tried" if report.tried else ""
+    compared = count_things(report.verdict.coverage.compared, "item")
     took = f"{compared} compared in {report.seconds:.1f} s{tried}"
     return model_report(report, table, took, _describe_causes(report))
 
@@ -48,7 +48,7 @@ def _describe_causes(report: EngineReport) -> Iterator[RenderableType]:
     for cause in report.causes:
         yield Text(f"{cause.kind}: {cause.sentence}", style="bold")
         yield from (Text(f"  as well: {other}") for other in cause.also)
-    yield from listed("seen", report.observed)
+    yield from list_items("seen", report.observed)
 
 
 def notebook_summary(report: EngineReport) -> NotebookResult:

@@ -8,7 +8,7 @@ import msgspec
 
 from paritas.core.results.findings import Coverage, Finding, Status, Verdict
 from paritas.core.results.report import Report
-from paritas.core.results.wording import counted, finding_lines, status_counts
+from paritas.core.results.wording import count_things, finding_lines, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class EngineCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.to_rounding:
             more = f", and most of {len(self.mostly)} more" if self.mostly else ""
             same = f"; so does this: {'; '.join(self.also)}" if self.also else ""
-            explained = f"explains {counted(len(self.requests), 'request')} to rounding{more}"
+            explained = f"explains {count_things(len(self.requests), 'request')} to rounding{more}"
             return f"{self.text} ({explained}){same}"
         return f"not explained; closest: {self.text} (explains {share})"
 
@@ -121,14 +121,14 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     def headline(self) -> str:
         """The report in one line."""
         failing, status = self.failures, self.verdict.status
-        total = counted(len(self.rows), "request")
+        total = count_things(len(self.rows), "request")
         if not failing:
             same = "are" if len(self.rows) > 1 else "is"
             return f"{status.value}: {total} {same} the reference's up to rounding"
         words = ", ".join(status_counts(row.status for row in failing))
         cause = f": {self.causes[0].sentence}" if self.causes else ""
         if not cause and self.tried:
-            cause = f": none of {counted(self.tried, 'changed run')} gives this"
+            cause = f": none of {count_things(self.tried, 'changed run')} gives this"
         return f"{status.value}: {len(failing)} of {total} ({words}){cause}"
 
     def __str__(self) -> str:

@@ -205,7 +205,7 @@ class MemoryBeside:
             if views[0][1].untyped_storage().nbytes() > sum(view.nbytes for _, view in views)
         ]
 
-    def changed(self) -> list[str]:
+    def changed_inputs(self) -> list[str]:
         """The inputs beside which something was written."""
         changed_paths = []
         for views, expected in self._parts:

@@ -199,9 +199,11 @@ class CaseMaker(SimilarInputs):
             now = sum(t.numel() for t in self._tensors.values())
             if total > max(_MOST_GROWTH * now, _MOST_ELEMENTS):
                 continue
-            inputs = self.changed(
+            inputs = self.change_tensors(
                 lambda path, t, shapes=shapes: (  # type: ignore[misc]
-                    self._drawn(path, t, shapes[path]) if shapes[path] != tuple(t.shape) else None
+                    self._draw_tensor(path, t, shapes[path])
+                    if shapes[path] != tuple(t.shape)
+                    else None
                 )
             )
             if inputs is not None:
@@ -209,7 +211,7 @@ class CaseMaker(SimilarInputs):
 
     def _layouts(self) -> Iterator[KernelCase]:
         for name, change in _LAYOUTS.items():
-            inputs = self.changed(
+            inputs = self.change_tensors(
                 lambda path, t, change=change: (  # type: ignore[misc]
                     change(t)
                     if t.numel() > 1
@@ -225,7 +227,7 @@ class CaseMaker(SimilarInputs):
         for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
             if dtypes == {dtype} or not dtypes:
                 continue
-            inputs = self.changed(
+            inputs = self.change_tensors(
                 lambda _, t, dtype=dtype: (  # type: ignore[misc]
                     t.detach().to(dtype) if is_number(t.dtype) else None
                 )
@@ -265,7 +267,7 @@ class CaseMaker(SimilarInputs):
         makers = [[(path, value, new) for new in _other_numbers(value)] for path, value in numbers]
         for changes in itertools.zip_longest(*makers):
             for path, value, new in (change for change in changes if change is not None):
-                inputs = self.changed(lambda _, t: t.detach().clone()) or self.given
+                inputs = self.change_tensors(lambda _, t: t.detach().clone()) or self.given
                 name = f"{new!r} for {path} ({value!r})"
                 yield KernelCase(name, CaseFamily.ARGUMENTS, _with_number(inputs, path, new))
 
@@ -279,7 +281,7 @@ class CaseMaker(SimilarInputs):
         ]
         for left, right in pairs[:2]:
             shared = self._tensors[left].detach().clone()
-            inputs = self.changed(
+            inputs = self.change_tensors(
                 lambda path, _, left=left, right=right, shared=shared: (  # type: ignore[misc]
                     shared if path in {left, right} else None
                 )

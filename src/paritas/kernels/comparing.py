@@ -33,7 +33,7 @@ from paritas.core.numerics.contents import ContainerKind, Opaque
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict, mismatch
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.kernels.messages import Widening
 from paritas.kernels.wire import WireError, decode, encode
 
@@ -217,7 +217,7 @@ class RemoteLift(SubjectLift):
             )
             return None
         if self._own_values:
-            names = enumerated(list(self._own_values), 3)
+            names = list_first(list(self._own_values), 3)
             self._judge_at_float32({f"the candidate computed {names} before the call"})
         elif record.narrow:
             self._judge_at_float32({"the candidate computes with float32 values of its own"})

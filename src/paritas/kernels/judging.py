@@ -16,7 +16,7 @@ from paritas.core.judging.comparer import CollectedFindings
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, mismatch
 from paritas.core.results.items import Item, ItemKind, harness, output
 from paritas.core.results.progress import Progress
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import count_things, list_first
 from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
@@ -109,7 +109,7 @@ class Judgement:
             self._add_unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
         if self.judge.broken:
             case, reason = next(iter(self.judge.broken.items()))
-            count = counted(len(self.judge.broken), "made case")
+            count = count_things(len(self.judge.broken), "made case")
             self.notes.append(f"{count} not judged: {reason}; the first is {case!r}")
         with self.limit.reserving(self._time_after_cases()):
             if self.cases and self._load():
@@ -153,7 +153,7 @@ class Judgement:
         judged = [row for row in self.rows if row.ended is not CaseEnd.NOT_CALLED]
         families = dict.fromkeys(str(row.family) for row in judged)
         self.notes.append(
-            f"the time limit was reached after {counted(len(judged), 'case')}"
+            f"the time limit was reached after {count_things(len(judged), 'case')}"
             + (f" ({', '.join(families)})" if families else "")
         )
 
@@ -203,7 +203,7 @@ class Judgement:
             ]
             if only_given:
                 self.notes.append(
-                    f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
+                    f"with the given inputs alone, this task accepts {list_first(only_given, 5)}"
                 )
         if self.options.rate_task:
             self.judge.tell("planting faults in the reference")
@@ -730,7 +730,7 @@ def _worst(row: KernelRow | None) -> str:
 
 def _no_counterpart(missing: list[str]) -> Verdict:
     reason = (
-        f"{counted(len(missing), 'parameter')} of the reference ({enumerated(missing, 3)}) "
+        f"{count_things(len(missing), 'parameter')} of the reference ({list_first(missing, 3)}) "
         "cannot be set in the candidate: no parameter has its name and shape, or its value"
     )
     advice = "keep the parameters, or promise fixed weights"

@@ -36,7 +36,7 @@ from paritas.core.execution.saved_state import ProcessState, RandomState
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.contents import Opaque, contents, detach_value, map_leaves
-from paritas.core.numerics.flattening import as_plain, flattened
+from paritas.core.numerics.flattening import as_plain, flatten_value
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.precision.lifting import LiftMode, is_rounding
 from paritas.core.results.items import Item, ItemKind, output
@@ -216,7 +216,7 @@ class Observer:
             self._run(order, inputs, record, live)
             with self._audit.aside():
                 _synchronize(self.device)
-                record.beside = beside.changed()
+                record.beside = beside.changed_inputs()
                 record.written = _list_written_inputs(inputs, versions)
                 if record.error is None:
                     self._note_results(order, inputs, before, wide_state, record, live)
@@ -239,7 +239,7 @@ class Observer:
         try:
             with torch.set_grad_enabled(order.grad):
                 result = call(*args, **kwargs)
-                answer.lazy = _lazy(flattened(result, OUTPUT).leaves)
+                answer.lazy = _lazy(flatten_value(result, OUTPUT).leaves)
                 answer.written = _list_written_inputs(inputs, versions)
                 if order.grad:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
@@ -413,7 +413,7 @@ class Observer:
             return
         if order.conditions.grad_mode:  # the reference was called without
             result = map_leaves(result, detach_value)
-        flat = flattened(result, OUTPUT)
+        flat = flatten_value(result, OUTPUT)
         copies = {path: _copy_leaf(leaf) for path, leaf in flat.leaves.items()}
         record.kinds = {
             path: (kind.name, kind.family, kind.is_tensor) for path, kind in flat.kinds.items()

@@ -16,8 +16,8 @@ from paritas.core.reporting.tables import (
     fold_rows,
     terminal_table,
 )
-from paritas.core.reporting.terminal import headline_text, indented, listed, paragraph
-from paritas.core.results.wording import MOST_SHOWN, counted, enumerated, finding_lines
+from paritas.core.reporting.terminal import headline_text, indent_text, list_items, paragraph
+from paritas.core.results.wording import MOST_SHOWN, count_things, finding_lines, list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +41,10 @@ def kernel_report(report: KernelReport) -> Group:
         parts += [Text(f"smallest failing case: {report.smallest}")]
     if report.script:
         parts += [Text(f"a script that shows it: {report.script}")]
-    parts += [*listed("note", report.notes)]
+    parts += [*list_items("note", report.notes)]
     if report.refused:
         parts.append(
-            Text(f"{counted(len(report.refused), 'case')} refused by the reference itself")
+            Text(f"{count_things(len(report.refused), 'case')} refused by the reference itself")
         )
     return Group(*parts, headline_text(report.headline, report.status))
 
@@ -67,10 +67,10 @@ def _cases_table(report: KernelReport) -> Table:
 def _failing_cases(report: KernelReport) -> Iterator[RenderableType]:
     for row in report.failures[:MOST_SHOWN]:
         yield Text(f"{row.case}", style=STYLES[row.status])
-        yield from (indented(line) for line in _row_lines(row))
+        yield from (indent_text(line) for line in _row_lines(row))
     hidden_count = len(report.failures) - MOST_SHOWN
     if hidden_count > 0:
-        yield Text(f"and {counted(hidden_count, 'more failing case')}: they are in the JSON")
+        yield Text(f"and {count_things(hidden_count, 'more failing case')}: they are in the JSON")
 
 
 def _row_lines(row: KernelRow) -> list[str]:
@@ -80,7 +80,7 @@ def _row_lines(row: KernelRow) -> list[str]:
 
 def _described_limits(report: KernelReport) -> Iterator[RenderableType]:
     if report.limits:
-        names = enumerated([row.case for row in report.limits], 5, between="; ")
+        names = list_first([row.case for row in report.limits], 5, between="; ")
         yield Text(f"limits of the kernel, not failures: {names}")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from paritas.core.results.findings import Coverage, Finding, Status, Verdict, unverified
 from paritas.core.results.report import Report
-from paritas.core.results.wording import MEANING, counted, enumerated
+from paritas.core.results.wording import MEANING, count_things, list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -241,9 +241,9 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The verdict in one line."""
         verdict = self.verdict
         status = verdict.status
-        cases = counted(len(self.rows) - len(self.limits), "case")
+        cases = count_things(len(self.rows) - len(self.limits), "case")
         if status is Status.UNVERIFIED and self.rating.accepts:
-            return f"unverified: this task accepts {enumerated(list(self.rating.accepts), 5)}"
+            return f"unverified: this task accepts {list_first(list(self.rating.accepts), 5)}"
         words = f"{status.value}: {MEANING[status]}"
         if self.failures:
             count = len(self.failures)
@@ -252,7 +252,7 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
         else:
             words += f"; {cases}"
         if self.limits:
-            words += f", {counted(len(self.limits), 'limit')}"
+            words += f", {count_things(len(self.limits), 'limit')}"
         return words
 
     def __str__(self) -> str:
@@ -272,7 +272,7 @@ def _in_case(finding: Finding, row: KernelRow) -> Finding:
 
 
 def _vacuous_finding(accepted: Iterable[str]) -> Finding:
-    names = enumerated(list(accepted), 5)
+    names = list_first(list(accepted), 5)
     reason = f"this task accepts {names}, so a pass would mean nothing"
     return unverified(
         "task", reason, "give inputs for which the reference's output depends on them"

@@ -92,7 +92,7 @@ def addends(call_place: CallPlace) -> list[str]:
 
 def is_bias(call_place: CallPlace, detail: str) -> bool:
     """Whether an addend is a vector added to every row."""
-    value = call_place.given(number_in(detail))
+    value = call_place.tensor_argument(number_in(detail))
     return value is not None and value.dim() < len(call_place.shape) and value.numel() > 1
 
 
@@ -123,7 +123,7 @@ def _drop_addend(call: RunningCall, detail: str) -> Any:
         return without_addend(call, detail)
     position = _bias_position(call) or 0
     missing = torch.zeros_like(call.args[position]) if call.name in ADDED_PRODUCTS else None
-    return call.given((position, missing))
+    return call.call_with((position, missing))
 
 
 def without_addend(call: RunningCall, detail: str) -> Tensor:
@@ -150,13 +150,13 @@ def _bias_twice(call: RunningCall, detail: str) -> Any:
     if detail != "bias":
         return _double_addend(call, detail)
     position = _bias_position(call) or 0
-    return call.given((position, torch.mul(call.args[position], 2)))
+    return call.call_with((position, torch.mul(call.args[position], 2)))
 
 
 # --- 6, 7, 8: factors -----------------------------------------------------------------------------
 
 
-def scaled(factor: float) -> FaultRule:
+def scale_result(factor: float) -> FaultRule:
     """A result times `factor`."""
     return FaultRule(
         lambda call_place: (
@@ -172,10 +172,10 @@ def _has_scale(call_place: CallPlace) -> list[str]:
     if (
         call_place.name not in {"mul", "div"}
         or not call_place.parts()
-        or call_place.given(0) is None
+        or call_place.tensor_argument(0) is None
     ):
         return []
-    scale, traced = call_place.argument(1), call_place.given(1)
+    scale, traced = call_place.argument(1), call_place.tensor_argument(1)
     if traced is not None:
         return [""] if traced.dim() == 0 and len(call_place.shape) > 0 else []
     return [""] if is_number(scale) and scale != 1 else []
@@ -183,7 +183,7 @@ def _has_scale(call_place: CallPlace) -> list[str]:
 
 def _drop_scale(call: RunningCall, _: str) -> Any:
     if call.name in _ATTENTIONS:
-        return call.given(scale=1.0)
+        return call.call_with(scale=1.0)
     return _shaped_as_right(call.args[0], call)
 
 
@@ -203,7 +203,7 @@ def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
     position = number_in(detail.partition(",")[0])
     if factor == 0 and call.name == "clamp_min":
         return _shaped_as_right(call.args[0], call)
-    return call.given((position, call.args[position] * factor))
+    return call.call_with((position, call.args[position] * factor))
 
 
 ARITHMETIC_FAULTS: dict[str, FaultRule] = {
@@ -223,8 +223,8 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
         ],
         _double_addend,
     ),
-    "scaled_by_percent": scaled(1.01),
-    "scaled_by_permille": scaled(1.001),
+    "scaled_by_percent": scale_result(1.01),
+    "scaled_by_permille": scale_result(1.001),
     "missing_scale": FaultRule(_has_scale, _drop_scale),
     "dropped_epsilon": FaultRule(
         _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
@@ -292,7 +292,7 @@ def _other_activation(call: RunningCall, _: str) -> Any:
 
 def _other_gelu(call: RunningCall, _: str) -> Any:
     approximation = call.kwargs.get("approximate", "none")
-    return call.given(approximate="tanh" if approximation == "none" else "none")
+    return call.call_with(approximate="tanh" if approximation == "none" else "none")
 
 
 ACTIVATION_FAULTS: dict[str, FaultRule] = {
@@ -360,7 +360,7 @@ def _round_call(call: RunningCall, detail: str) -> Any:
     def cast(value: Tensor) -> Tensor:
         clamps = dtype.itemsize == 1
         limit = value.clamp(-narrow.largest, narrow.largest) if clamps else value
-        return torch.where(torch.isfinite(limit), narrow.rounded(limit), limit)
+        return torch.where(torch.isfinite(limit), narrow.round_to_nearest(limit), limit)
 
     return _cast_around(call, cast)
 
@@ -375,7 +375,7 @@ def _cast_around(call: RunningCall, cast: Any) -> Any:
 
     written = call.writes
     cast_arguments = [value if i in written else each(value) for i, value in enumerate(call.args)]
-    result = call.given(*enumerate(cast_arguments))
+    result = call.call_with(*enumerate(cast_arguments))
     return cast(result) if isinstance(result, Tensor) else tuple(each(result))
 
 
@@ -428,7 +428,7 @@ def _wraps(call_place: CallPlace) -> list[str]:
     if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
         return []
     if call_place.name == "_to_copy":
-        source = call_place.given(0)
+        source = call_place.tensor_argument(0)
         return [""] if source is not None and source.dtype in _INTEGERS else []
     return [""] if call_place.name in _WRAPPING or call_place.name in _WIDENED else []
 
@@ -465,7 +465,7 @@ def _clamp_without_nan(call: RunningCall) -> Any:
 def _extreme_without_nan(call: RunningCall) -> Any:
     lowest = -torch.inf if "max" in call.name else torch.inf
     value = call.args[0]
-    return call.given((0, torch.where(torch.isnan(value), lowest, value)))
+    return call.call_with((0, torch.where(torch.isnan(value), lowest, value)))
 
 
 # How each drops a NaN is the fault, so it is written by hand.
@@ -486,7 +486,7 @@ _COMPARING: dict[str, Callable[[RunningCall], Any]] = {
 
 
 def _compares(call_place: CallPlace) -> list[str]:
-    source = call_place.given(0)
+    source = call_place.tensor_argument(0)
     is_comparing = call_place.name in _COMPARING and call_place.parts()
     return [""] if is_comparing and source is not None and source.is_floating_point() else []
 
@@ -549,12 +549,12 @@ def _masks(call_place: CallPlace) -> list[str]:
         is_causal = call_place.argument(call_place.place_of("is_causal"))
         return ["causal"] if is_causal is True else []
     if call_place.name in _COMPARISONS and isinstance(call_place.value, Tensor):
-        left, right = call_place.given(0), call_place.given(1)
+        left, right = call_place.tensor_argument(0), call_place.tensor_argument(1)
         are_discrete = all(v is not None and not v.is_floating_point() for v in (left, right))
         square = len(call_place.shape) > 1 and call_place.shape[-1] == call_place.shape[-2] > 1
         return ["border"] if are_discrete and square else []
     position = {"masked_fill": 1, "where": 0}.get(call_place.name)
-    mask = None if position is None else call_place.given(position)
+    mask = None if position is None else call_place.tensor_argument(position)
     if mask is None or mask.dim() < 2 or not mask.shape[-1] == mask.shape[-2] > 1:  # noqa: PLR2004
         return []
     return [f"argument {position}"]
@@ -571,7 +571,7 @@ def _with_mask_moved(call: RunningCall, detail: str) -> Any:
     position = number_in(detail)
     mask = call.args[position]
     moved = torch.cat([mask[..., :1], mask[..., :-1]], -1)
-    return call.given((position, moved))
+    return call.call_with((position, moved))
 
 
 def _with_mask_one_too_wide(call: RunningCall) -> Any:
@@ -582,7 +582,7 @@ def _with_mask_one_too_wide(call: RunningCall) -> Any:
         visibility > 0, torch.zeros_like(visibility), torch.full_like(visibility, -torch.inf)
     )
     if call.name.endswith("_for_cpu"):
-        return call.given((call.place_of("is_causal"), False), attn_mask=mask)
+        return call.call_with((call.place_of("is_causal"), False), attn_mask=mask)
     # GPU kernels take no such mask, or not in every size: compute the output here.
     output, *rest = call.right()
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -613,7 +613,7 @@ def _whole_length(call_place: CallPlace, axis: int) -> int:
     if call_place.name.endswith("_backward"):
         sizes = call_place.argument(1)
         return sizes[axis] if all(isinstance(size, int) for size in sizes) else 0
-    whole_operand = call_place.given(0)
+    whole_operand = call_place.tensor_argument(0)
     return 0 if whole_operand is None else whole_operand.shape[axis]
 
 
@@ -632,7 +632,7 @@ def _move_slice(call: RunningCall, detail: str) -> Any:
     size = call.args[1][axis] if call.name.endswith("_backward") else call.args[0].shape[axis]
     start_at = call.place_of("index" if call.name in _SELECTS else "start")
     if call.name in _SELECTS:
-        return call.given((start_at, (call.args[start_at] + by) % size))
+        return call.call_with((start_at, (call.args[start_at] + by) % size))
     start, end, _ = _bounds(call.args, start_at, size)
     args = [*call.args, *[0, None, None][: max(0, start_at + 2 - len(call.args))]]
     args[position], args[start_at], args[start_at + 1] = axis, start + by, end + by
@@ -651,7 +651,7 @@ def _joins(call_place: CallPlace) -> list[str]:
 
 def _swap_operands(call: RunningCall, _: str) -> Any:
     first, second, *rest = call.args[0]
-    return call.given((0, [second, first, *rest]))
+    return call.call_with((0, [second, first, *rest]))
 
 
 INDEXING_FAULTS: dict[str, FaultRule] = {

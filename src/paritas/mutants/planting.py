@@ -34,7 +34,7 @@ from paritas.core.numerics.criterion import UNIT_F64, Noise
 from paritas.core.numerics.pooling import NO_NOISE
 from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import CALL, Item
-from paritas.core.torch_private.graphs import node_traits, placeholders, returned
+from paritas.core.torch_private.graphs import node_traits, placeholders, returned_values
 from paritas.mutants import operator_faults, reduction_faults
 from paritas.mutants.programs import CallPlace, FaultyCall
 
@@ -167,7 +167,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
     """The operator calls of a program, and how they relate to its results and inputs."""
     ends = _ends(program)
     inputs = set(placeholders(program.module))
-    results = dict(zip(returned(program.module), program.results, strict=True))
+    results = dict(zip(returned_values(program.module), program.results, strict=True))
     call_places = []
     for node in program.calls:
         kind = node_traits(node)
@@ -194,7 +194,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
 def _ends(program: FlatProgram) -> dict[Node, dict[int | None, Item]]:
     """Calls whose value is a result of the program, possibly through views and tuples."""
     items_by_node: dict[Node, dict[int | None, Item]] = {}
-    for node, item in zip(returned(program.module), program.results, strict=True):
+    for node, item in zip(returned_values(program.module), program.results, strict=True):
         current: Any = node
         part: Any = None
         while isinstance(current, Node) and current.op == "call_function":

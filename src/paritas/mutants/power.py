@@ -26,9 +26,9 @@ from paritas.core.numerics.contents import leaves
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress, shows_progress
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import count_things, list_first
 from paritas.core.torch_private.global_state import quietly
-from paritas.core.torch_private.graphs import copy_graph, node_traits, returned
+from paritas.core.torch_private.graphs import copy_graph, node_traits, returned_values
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -72,7 +72,7 @@ class Places:
             node: self._module_of(name) for node, name in zip(nodes, state, strict=False)
         }
         self.returned: dict[Node, list[Item]] = {}
-        for node, result in zip(returned(program.module), program.results, strict=True):
+        for node, result in zip(returned_values(program.module), program.results, strict=True):
             self.returned.setdefault(node, []).append(result)
 
     def operator(self, name: str) -> str:
@@ -279,7 +279,7 @@ class ScaledProgram:
         # Generating the code of a graph takes the most time: do it once for all deltas.
         self._module = GraphModule(program.module, graph)
 
-    def scaled(self, delta: float) -> GraphModule:
+    def scale_call(self, delta: float) -> GraphModule:
         """The module, valid until the next call."""
         self._call.factor = 1.0 + delta
         return self._module
@@ -493,7 +493,9 @@ def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
         if not share.seconds or done.stopped == "interrupt":
             names = [cut.names[unreached_index] for unreached_index in order[number:]]
             why = "interrupted" if done.stopped == "interrupt" else "the time ran out"
-            text = f"{counted(len(names), 'piece')} not reached: {why} ({enumerated(names, 3)})"
+            text = (
+                f"{count_things(len(names), 'piece')} not reached: {why} ({list_first(names, 3)})"
+            )
             stopped = done.stopped or "time"
             done = msgspec.structs.replace(
                 done, notes=(*done.notes, text), stopped=stopped, planned=plan.faults
@@ -557,10 +559,10 @@ def _untraced_work(program: FlatProgram) -> list[str]:
     read = sum(str(node.target).startswith("aten._local_scalar_dense") for node in program.calls)
     notes = []
     if constant_count:
-        tensors = counted(constant_count, "tensor")
+        tensors = count_things(constant_count, "tensor")
         notes.append(f"traced as constants: {tensors} that Python or numpy code creates")
     if read:
-        notes.append(f"traced as constants: {counted(read, 'value')} that Python code reads")
+        notes.append(f"traced as constants: {count_things(read, 'value')} that Python code reads")
     return notes
 
 
@@ -709,7 +711,7 @@ class _PowerSearch:
     def _grade(self, name: str) -> None:
         self._step(self.stage, len(self.faults), self._count_planned_sites())
         program = ScaledProgram(self.program, name)
-        base = self._effect(program.scaled(PROPORTIONAL))
+        base = self._effect(program.scale_call(PROPORTIONAL))
         if base is None or base.band == "none" or not math.isfinite(base.relative):
             return  # for example, a later norm cancels the scale
         changes: list[float | None] = []
@@ -718,7 +720,7 @@ class _PowerSearch:
 
             def is_caught(delta: float, lift: bool = lift) -> bool:  # noqa: FBT001
                 self._step(self.stage, len(self.faults), self._count_planned_sites())
-                return self._judge(program.scaled(delta), lift=lift).is_wrong
+                return self._judge(program.scale_call(delta), lift=lift).is_wrong
 
             delta, steps = smallest_caught(is_caught, floor)
             tried += steps
@@ -741,7 +743,7 @@ class _PowerSearch:
         """The relative change of a result; for a small delta, extrapolated from a larger one."""
         if delta <= PROPORTIONAL:
             return base.relative * delta / PROPORTIONAL
-        return measure_effect(self.program, program.scaled(delta), self.noise).relative
+        return measure_effect(self.program, program.scale_call(delta), self.noise).relative
 
     def _effect(self, mutant: GraphModule) -> Effect | None:
         """None if it cannot be measured: then there is nothing to compare a verdict with."""

@@ -26,7 +26,7 @@ from paritas.core.execution.subjects import inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output, output
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.torch_private.dynamo import backends_of, original_of
 from paritas.core.torch_private.graphs import node_traits, trace_calls
 from paritas.core.torch_private.kernels import place_of_argument
@@ -327,7 +327,7 @@ class CallPlace:
         """The position of an argument, by its name in the operator's schema."""
         return place_of_argument(self.node.target, name)
 
-    def given(self, position: int) -> Tensor | None:
+    def tensor_argument(self, position: int) -> Tensor | None:
         """The shape and dtype of a tensor argument."""
         value = self.argument(position)
         traced = value.meta.get("val") if isinstance(value, Node) else None
@@ -379,9 +379,9 @@ class RunningCall:
 
     def right(self) -> Any:
         """The correct result."""
-        return self.given()
+        return self.call_with()
 
-    def given(self, *changes: tuple[int, Any], **kwargs: Any) -> Any:
+    def call_with(self, *changes: tuple[int, Any], **kwargs: Any) -> Any:
         """The result with some arguments replaced."""
         args = list(self.args)
         for position, value in changes:
@@ -605,7 +605,7 @@ class ModelInPieces:
         calls = self._rest.calls
         between = ", and between them" if self._rest.computes else ""
         yield (
-            f"by blocks: {counted(len(calls), 'block')} ({name_blocks(list(calls))})"
+            f"by blocks: {count_things(len(calls), 'block')} ({name_blocks(list(calls))})"
             f"{between}; each fault is judged on its block, and compared with the noise of its "
             "block"
         )

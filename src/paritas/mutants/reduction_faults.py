@@ -69,18 +69,18 @@ def contraction(
 
 def contraction_at(call_place: CallPlace) -> ContractedOperands | None:
     """What a call of the graph sums over."""
-    return contraction(call_place.name, call_place.node.args, call_place.given)
+    return contraction(call_place.name, call_place.node.args, call_place.tensor_argument)
 
 
-def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
+def shorten_operands(call: RunningCall, keep: Callable[[int], int]) -> Any:
     """A contraction or a sum over its first terms only."""
     contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
     if contracted_operands is None:
         source, axes = call.args[:2]
         axis = axes[0]
-        return call.given((0, source.narrow(axis, 0, keep(source.shape[axis]))))
+        return call.call_with((0, source.narrow(axis, 0, keep(source.shape[axis]))))
     length = keep(contracted_operands.length)
-    return call.given(
+    return call.call_with(
         *(
             (position, call.args[position].narrow(axis, 0, length))
             for position, axis in contracted_operands.axes
@@ -90,7 +90,7 @@ def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
 
 def sums(call_place: CallPlace) -> bool:
     """Whether a call sums along a given axis of more than one element."""
-    axes, source = call_place.argument(1), call_place.given(0)
+    axes, source = call_place.argument(1), call_place.tensor_argument(0)
     if call_place.name != "sum" or source is None or not isinstance(axes, list | tuple) or not axes:
         return False
     return source.dim() > 0 and source.shape[axes[0]] > 1
@@ -112,7 +112,7 @@ def _square(call_place: CallPlace) -> list[str]:
     return [
         f"argument {position}"
         for position in operands
-        if (value := call_place.given(position)) is not None
+        if (value := call_place.tensor_argument(position)) is not None
         and value.dim() > 1
         and value.shape[axes[0]] == value.shape[axes[1]] > 1
     ]
@@ -121,7 +121,7 @@ def _square(call_place: CallPlace) -> list[str]:
 def _transpose_operand(call: RunningCall, detail: str) -> Any:
     position = number_in(detail)
     axes = (0, 1) if call.name == "convolution" else (-1, -2)
-    return call.given((position, call.args[position].transpose(*axes).contiguous()))
+    return call.call_with((position, call.args[position].transpose(*axes).contiguous()))
 
 
 def _is_shortenable(call_place: CallPlace) -> bool:
@@ -131,14 +131,14 @@ def _is_shortenable(call_place: CallPlace) -> bool:
 
 def _flippable(call_place: CallPlace) -> list[str]:
     position = {"convolution": 1, "convolution_backward": 2}.get(call_place.name)
-    kernel = None if position is None else call_place.given(position)
+    kernel = None if position is None else call_place.tensor_argument(position)
     return [""] if kernel is not None and max(kernel.shape[2:], default=1) > 1 else []
 
 
 def _flip_kernel(call: RunningCall, _: str) -> Any:
     position = 1 if call.name == "convolution" else 2
     kernel = call.args[position]
-    return call.given((position, torch.flip(kernel, list(range(2, kernel.dim())))))
+    return call.call_with((position, torch.flip(kernel, list(range(2, kernel.dim())))))
 
 
 def _pools(call_place: CallPlace) -> list[str]:
@@ -184,7 +184,7 @@ CONTRACTION_FAULTS: dict[str, FaultRule] = {
     "transposed_operand": FaultRule(_square, _transpose_operand),
     "short_contraction": FaultRule(
         lambda call_place: [""] if _is_shortenable(call_place) else [],
-        lambda call, _: shortened(call, lambda length: length - 1),
+        lambda call, _: shorten_operands(call, lambda length: length - 1),
     ),
     "flipped_kernel": FaultRule(_flippable, _flip_kernel),
     "max_to_average": FaultRule(_pools, _average_pools),
@@ -202,7 +202,7 @@ _SPREADS = operators_of("variance", "deviation") - {"std_mean"}
 
 
 def _other_axes(call_place: CallPlace) -> list[str]:
-    source = call_place.given(0)
+    source = call_place.tensor_argument(0)
     if source is None or source.dim() < 2:  # noqa: PLR2004
         return []
     count = source.dim()
@@ -229,7 +229,7 @@ def _axis_position(call: CallPlace | RunningCall) -> int:
 
 def reduced_axes(call_place: CallPlace) -> list[int]:
     """The axes of a reduction; empty if it names none."""
-    source, axes = call_place.given(0), call_place.argument(1)
+    source, axes = call_place.tensor_argument(0), call_place.argument(1)
     if source is None or call_place.name not in operators_of("reductions"):
         return []
     axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
@@ -243,13 +243,15 @@ def _along_other(call: RunningCall, detail: str) -> Any:
     if call.name in _ALONG:
         position = _axis_position(call)
         axis_argument = call.args[position]
-        return call.given((position, [axis] if isinstance(axis_argument, list | tuple) else axis))
+        return call.call_with(
+            (position, [axis] if isinstance(axis_argument, list | tuple) else axis)
+        )
     # The two axes have the same size, so the result keeps its shape.
-    return call.given((0, call.args[0].transpose(axis, axis + 1)))
+    return call.call_with((0, call.args[0].transpose(axis, axis + 1)))
 
 
 def _averages(call_place: CallPlace) -> list[str]:
-    source = call_place.given(0)
+    source = call_place.tensor_argument(0)
     if source is None:
         return []
     if call_place.name == "mean":
@@ -262,7 +264,7 @@ def _averages(call_place: CallPlace) -> list[str]:
 
 
 def _count_terms(call_place: CallPlace) -> int:
-    source = call_place.given(0)
+    source = call_place.tensor_argument(0)
     if source is None:
         return 0
     return source.numel() // max(1, math.prod(call_place.shape))
@@ -299,7 +301,7 @@ def _other_correction(call: RunningCall, _: str) -> Any:
     name = call.name
     if name not in NORMS:
         correction = call.kwargs.get("correction", 1)
-        return call.given(correction=1 - (1 if correction is None else correction))
+        return call.call_with(correction=1 - (1 if correction is None else correction))
     # 1/sqrt(k var + eps) = 1/sqrt(k) * 1/sqrt(var + eps/k), with k = n / (n - 1).
     count = _terms_of_norm(name, call.args[0].shape, call.args)
     k = count / (count - 1)
@@ -309,7 +311,7 @@ def _other_correction(call: RunningCall, _: str) -> Any:
         size = call.args[1] if name == "native_layer_norm" else [call.args[0].shape[1]]
         weight = call.args[0].new_ones(size)
     shrunk = torch.mul(weight, k**-0.5)
-    out, mean, rstd = call.given((weight_at, shrunk), (eps_at, call.args[eps_at] / k))
+    out, mean, rstd = call.call_with((weight_at, shrunk), (eps_at, call.args[eps_at] / k))
     return out, mean, torch.mul(rstd, k**-0.5)
 
 
@@ -347,14 +349,16 @@ def _twice(call: RunningCall, _: str) -> Any:
     if contracted_operands is None:
         return torch.mul(call.right(), 2)
     # The bias of an addmm is added once, after the sum over ranks.
-    return call.given((contracted_operands.left, torch.mul(call.args[contracted_operands.left], 2)))
+    return call.call_with(
+        (contracted_operands.left, torch.mul(call.args[contracted_operands.left], 2))
+    )
 
 
 def _exchange_shards(call: RunningCall, _: str) -> Any:
     contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
     if contracted_operands is None:
         return call.right()
-    return call.given(
+    return call.call_with(
         (
             contracted_operands.right,
             swapped_halves(call.args[contracted_operands.right], contracted_operands.right_axis),
@@ -397,7 +401,7 @@ def _gradients(call_place: CallPlace) -> list[str]:
 
 def _leave_unreduced(call: RunningCall, detail: str) -> Any:
     if detail == "one rank's":
-        return shortened(call, _half)
+        return shorten_operands(call, _half)
     return call.spoil(detail, lambda part: torch.div(part, 2))
 
 
@@ -431,7 +435,7 @@ def _repeat_first_half(mask: Tensor) -> Tensor:
 
 
 def _mean_calls(call_place: CallPlace) -> list[str]:
-    source = call_place.given(0)
+    source = call_place.tensor_argument(0)
     if source is None or source.dim() == 0:
         return []
     if call_place.name in _LOSSES:
@@ -451,14 +455,14 @@ def _uneven(call: RunningCall, detail: str) -> Any:
     axis = number_in(detail)
     source = call.args[0]
     parts = torch.tensor_split(source, [_smaller(source.shape[axis])], axis)
-    first, second = (call.given((0, part)) for part in parts)
+    first, second = (call.call_with((0, part)) for part in parts)
     return torch.div(torch.add(first, second), 2)
 
 
 def _uneven_loss(call: RunningCall) -> Any:
     cut = _smaller(call.args[0].shape[0])
     left, right = ((value[:cut], value[cut:]) for value in call.args[:2])
-    halves = [call.given((0, a), (1, b)) for a, b in zip(left, right, strict=True)]
+    halves = [call.call_with((0, a), (1, b)) for a, b in zip(left, right, strict=True)]
     if call.name == "mse_loss":
         return torch.div(torch.add(*halves), 2)
     _, total = call.right()
@@ -470,7 +474,7 @@ def _smaller(size: int) -> int:
 
 
 RANK_FAULTS: dict[str, FaultRule] = {
-    "dropped_all_reduce": FaultRule(_splittable, lambda call, _: shortened(call, _half)),
+    "dropped_all_reduce": FaultRule(_splittable, lambda call, _: shorten_operands(call, _half)),
     "double_all_reduce": FaultRule(
         lambda call_place: [] if contraction_at(call_place) is None else [""], _twice
     ),

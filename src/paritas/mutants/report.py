@@ -9,7 +9,7 @@ from rich.text import Text
 
 from paritas.core.reporting.notebook import NotebookResult
 from paritas.core.reporting.tables import Column, Mark, page_table, terminal_table
-from paritas.core.reporting.terminal import indented
+from paritas.core.reporting.terminal import indent_text
 from paritas.mutants.rows import BANDS, SIZES, percent, power_sections, power_subject
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def power_report(report: PowerReport) -> Group:
         parts += [table, Text(POWER_LEGEND, style="dim"), Text()]
     for title, lines in power_sections(report):
         parts.append(Text(title))
-        parts += [indented(line) for line in lines]
+        parts += [indent_text(line) for line in lines]
     style = "green" if report.judged and not report.blind_spots() else "yellow"
     parts += [Text(), Text(report.headline, style=style, no_wrap=True, overflow="ignore")]
     return Group(*parts)

@@ -10,7 +10,7 @@ import msgspec
 
 from paritas.core.results.findings import Status
 from paritas.core.results.report import Result
-from paritas.core.results.wording import MOST_SHOWN, counted
+from paritas.core.results.wording import MOST_SHOWN, count_things
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -315,8 +315,8 @@ def power_subject(report: PowerReport) -> str:
     """What was checked."""
     backward = f", {report.backward} of them backward" if report.backward else ""
     return (
-        f"{counted(report.operators, 'operator')}{backward}; "
-        f"{counted(report.results, 'result')}; "
+        f"{count_things(report.operators, 'operator')}{backward}; "
+        f"{count_things(report.results, 'result')}; "
         f"{', '.join(report.dtypes) or 'no floating dtype'}; seed {report.seed}"
     )
 
@@ -351,7 +351,7 @@ def _describe_smallest(report: PowerReport) -> list[str]:
     if not report.grades:
         return ["not measured: no result could be scaled, or the time ran out"]
     lines = []
-    places = f"at {100 * USUAL:.0f} % of {counted(len(report.grades), 'place')}"
+    places = f"at {100 * USUAL:.0f} % of {count_things(len(report.grades), 'place')}"
     for native, name in ((False, "lifted and native"), (True, "native run alone")):
         size = report.smallest(native=native)
         if size is None:
@@ -399,7 +399,7 @@ def _describe_silent(report: PowerReport) -> list[str]:
 def _alarms_title(report: PowerReport) -> str:
     if not report.reorderings:
         return "false alarms: not tried, no operator of this model has a known harmless rewrite"
-    many = counted(len(report.reorderings), "harmless rewrite")
+    many = count_things(len(report.reorderings), "harmless rewrite")
     return f"false alarms: {len(report.false_alarms)} of {many}"
 
 
@@ -414,9 +414,9 @@ def _describe_limits(report: PowerReport) -> Iterator[str]:
         reason = why or "a scale has no effect there"
         yield f"no graded faults at {missing_grades} of {report.planned_grades} places: {reason}"
     if report.unverified:
-        many = counted(len(report.unverified), "fault")
+        many = count_things(len(report.unverified), "fault")
         yield f"{many} could not be compared: neither caught nor missed"
-    yield f"{counted(report.sites, 'fault')} of the known kinds could have been planted"
+    yield f"{count_things(report.sites, 'fault')} of the known kinds could have been planted"
     yield from report.notes
 
 

@@ -232,15 +232,15 @@ def convert(ctx: click.Context, *, dump: Path, options: ConvertOptions) -> None:
 
 
 def _show_conversion(done: Conversion, dump: Path, where: Path, *, interrupted: bool) -> None:
-    from paritas.core.results.wording import counted, size
+    from paritas.core.results.wording import count_things, size
 
     for problem in done.problems:
         click.echo(f"problem: {problem}")
     if done.freed_files:
-        freed = f"{size(done.freed_bytes)} in {counted(done.freed_files, 'file')}"
+        freed = f"{size(done.freed_bytes)} in {count_things(done.freed_files, 'file')}"
         click.echo(f"deleted {freed} of {dump}{'; its index is kept' if done.is_ours else ''}")
     earlier = f", {done.earlier} of them from an earlier run" if done.earlier else ""
-    amount = f"{counted(done.records, 'record')} of {counted(done.ranks, 'rank')}"
+    amount = f"{count_things(done.records, 'record')} of {count_things(done.ranks, 'rank')}"
     sizes = f"{size(done.value_bytes)} of values became {size(done.written_bytes)}, plus the index"
     click.echo(f"{amount} in {where}{earlier}; {sizes}")
     if interrupted:

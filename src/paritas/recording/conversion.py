@@ -15,7 +15,7 @@ import torch
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.numerics.sketch import sketch
 from paritas.core.numerics.statistics import summarize
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import count_things, list_first
 from paritas.formats.dumps.completeness import describe_missing, missing_ranks
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.dumps.writing import DumpWriter
@@ -533,9 +533,9 @@ class _RankConversion:
         if self._converter.is_ours:  # each problem is a line of the index
             failed += len(self.rank.losses)
         elif self.rank.losses:
-            notes.append(f"the original was incomplete: {enumerated(self.rank.losses)}")
+            notes.append(f"the original was incomplete: {list_first(self.rank.losses)}")
         if failed:
-            notes.append(f"{counted(failed, 'record')} could not be converted")
+            notes.append(f"{count_things(failed, 'record')} could not be converted")
         lost = self._find_lost()
         notes += filter(None, [lost])
         header = msgspec.structs.replace(header, notes=tuple(notes))

@@ -205,7 +205,7 @@ class RecordedGraph:
             results, observed = observe_once(
                 label, self.module.forward, self._record, arguments, changes=range(len(arguments))
             )
-            self.session.observed(observed)
+            self.session.note_observed(observed)
             return results
 
     def _record(self, arguments: list[Any]) -> Sequence[Any]:

@@ -242,7 +242,7 @@ class ModuleCalls:
             repeats = parent.wrapper and parent.path == named.path
             if not self._session.active or not self._records or repeats:
                 return call(*args, **kwargs)
-            return self._called(module, named, args, kwargs, call)
+            return self._record_call(module, named, args, kwargs, call)
         finally:
             stack.pop()
             if not complete:
@@ -262,7 +262,7 @@ class ModuleCalls:
             return True
         return self._gradients.watch_parameters(root, self._names)
 
-    def _called(
+    def _record_call(
         self,
         module: nn.Module,
         named: NamedModule,

@@ -25,7 +25,7 @@ from paritas.core.torch_private.graphs import (
     captured_input_names,
     is_undefined,
     placeholders,
-    returned,
+    returned_values,
     tap_values,
     written_placeholders,
 )
@@ -218,7 +218,7 @@ class FusedGraph:
             lowered.module, graph, "fused", captured, is_backward=lowered.is_backward
         )
         self.label = f"{graph} {self.nodes.phase}"
-        self.outputs = returned(lowered.module)
+        self.outputs = returned_values(lowered.module)
         self._entry = entry
         self._written = written_placeholders(lowered.module)
         self._given = [node.name for node in placeholders(lowered.module)]
@@ -246,7 +246,7 @@ class FusedGraph:
         self._put_given(arguments)
         taps = None
         if self._taps is not None:
-            taps = self._taps.run(self.copied(arguments))
+            taps = self._taps.run(self.copy_written(arguments))
             before.restore()
         if self._code is None:
             results = self.compiled(list(arguments))
@@ -266,7 +266,7 @@ class FusedGraph:
             call = self.session.next_call(key)
             self.session.put(msgspec.structs.replace(site, call=call), value)
 
-    def copied(self, arguments: list[Any]) -> list[Any]:
+    def copy_written(self, arguments: list[Any]) -> list[Any]:
         """The arguments, with copies of those that may be written to and of their aliases."""
         written = {_memory_of(arguments[position]) for position in self._written}
         copier = Copier()
@@ -302,7 +302,7 @@ class FusedGraph:
     def give_up(self, label: str, what: str, error: Exception) -> None:
         """Note that something could not be recorded; the program continues, and closing raises."""
         detail = f"{what}: {type(error).__name__}: {error}"
-        self.session.observed(Observed(graph=label, status="unchecked", detail=detail))
+        self.session.note_observed(Observed(graph=label, status="unchecked", detail=detail))
         self.session.lose(f"{label}: its inside is not recorded; {detail}")
 
     def _listen(self) -> None:
@@ -359,7 +359,7 @@ class FusedGraph:
         self, code: ListeningCode, arguments: list[Any], before: RandomState
     ) -> Sequence[Any]:
         """Run with and without recording; the program gets the results without recording."""
-        copies = self.copied(arguments)
+        copies = self.copy_written(arguments)
         try:
             fused_run = FusedRun(code(list(copies)), copies, RandomState.of_torch())
         except Exception as error:
@@ -375,7 +375,7 @@ class FusedGraph:
             self._judged = True
             observed = self.compare(self.label, plain, fused_run)
             self._trusted = observed.status == "unchanged"
-            self.session.observed(observed)
+            self.session.note_observed(observed)
         return plain.results
 
     def _put_given(self, arguments: list[Any]) -> None:
@@ -428,7 +428,7 @@ class _Taps:
 
     def judge(self, plain: FusedRun, fused_run: FusedRun) -> None:
         """Note whether materialising every node changes the results."""
-        self._owner.session.observed(self._owner.compare(self._label, plain, fused_run))
+        self._owner.session.note_observed(self._owner.compare(self._label, plain, fused_run))
 
 
 def _memory_of(value: Any) -> Any:

@@ -231,7 +231,7 @@ class RecordingSession:
 
     # --- the header ---------------------------------------------------------------------------
 
-    def observed(self, what: Observed) -> None:
+    def note_observed(self, what: Observed) -> None:
         """Note whether recording a graph changed what it computes."""
         self._describe(observed=(*self._header.observed, what))
 
@@ -304,7 +304,7 @@ class RecordingSession:
     def _complain(self) -> None:
         if self._writer is None:
             return
-        problems = [*self._lost, *self.selection_filter.unmatched()]
+        problems = [*self._lost, *self.selection_filter.report_unmatched()]
         if self._sequence == 0 and not problems:
             problems = ["nothing ran: run the program while it is being recorded"]
         if problems:

@@ -21,7 +21,7 @@ from paritas.core.execution.ways import (
     computing_nothing,
 )
 from paritas.core.precision.lifting import LiftMode
-from paritas.core.torch_private.dynamo import original_of, uncompiled
+from paritas.core.torch_private.dynamo import original_of, undo_compile
 from paritas.core.torch_private.operators import plain_flex_attention
 from paritas.relations.relation import (
     Case,
@@ -93,7 +93,7 @@ def _with_implementation(
     by a relation of its own.
     """
     original = original_of(model)
-    is_compiled = uncompiled(model) is not model
+    is_compiled = undo_compile(model) is not model
     wide = next(original.parameters()).dtype is torch.float64
     plain = name == FLEX and not is_compiled and (wide or not compiles)
     how = plain_flex_attention(LiftMode) if plain else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from paritas.core.reporting.tables import (
     terminal_table,
 )
 from paritas.core.reporting.terminal import model_report
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,7 +39,7 @@ RELATION_COLUMNS = (_STATUS, _RELATION, Column("cases", _count_cases), _WHAT)
 
 def invariants_report(report: InvariantsReport) -> Group:
     """The whole report."""
-    compared = counted(report.verdict.coverage.compared, "value")
+    compared = count_things(report.verdict.coverage.compared, "value")
     table = terminal_table(RELATION_COLUMNS, report.rows)
     return model_report(report, table, f"{compared} compared in {report.seconds:.1f} s")
 

@@ -17,7 +17,7 @@ from torch import distributed, nn
 
 from paritas.core.errors import in_one_line
 from paritas.core.execution.ways import DoesNotApply
-from paritas.core.torch_private.dynamo import uncompiled
+from paritas.core.torch_private.dynamo import undo_compile
 from paritas.core.torch_private.ranks import run_in_threads
 from paritas.relations.relation import (
     Relation,
@@ -45,7 +45,7 @@ State = tuple[dict[str, Any], dict[str, Any]]
 def _reshard_cases(checked: CheckedModel) -> Iterator[Case]:
     """One case for each pair of numbers of ranks."""
     lesson = Lesson(checked)
-    if uncompiled(checked.model) is not checked.model:
+    if undo_compile(checked.model) is not checked.model:
         raise DoesNotApply("a compiled model has no state of its own")
     if not distributed.is_available() or distributed.is_initialized():
         raise DoesNotApply("torch.distributed is not available, or in use by this process")

@@ -8,7 +8,7 @@ import msgspec
 
 from paritas.core.results.findings import Coverage, Status, Verdict
 from paritas.core.results.report import Report
-from paritas.core.results.wording import counted, finding_lines, status_counts
+from paritas.core.results.wording import count_things, finding_lines, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         failing = self.verdict.failures
         if not failing:
             return self.about
-        more = f" and {counted(len(failing) - 1, 'other case')}" if len(failing) > 1 else ""
+        more = f" and {count_things(len(failing) - 1, 'other case')}" if len(failing) > 1 else ""
         first = next((row for row in failing if row.origin is not None), failing[0])
         case = first.item.option or first.item.name
         where = ""
@@ -138,7 +138,7 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
         gravest = max((row.verdict.status for row in checked), key=lambda row: row.gravity)
         warning = " (unstable is a warning, not a failure)" if gravest is Status.UNSTABLE else ""
         verb = "holds" if len(checked) == 1 else "hold"
-        return f"{gravest.value}: {counted(len(checked), 'relation')} {verb}{warning}{others}"
+        return f"{gravest.value}: {count_things(len(checked), 'relation')} {verb}{warning}{others}"
 
     def __str__(self) -> str:
         return "\n".join(invariants_lines(self))

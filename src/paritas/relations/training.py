@@ -18,7 +18,7 @@ from paritas.core.errors import in_one_line
 from paritas.core.execution.token_models import MATRIX, TokenModel, as_named, has_cache
 from paritas.core.execution.ways import DoesNotApply, NotPromised
 from paritas.core.numerics.contents import leaves
-from paritas.core.torch_private.dynamo import original_of, uncompiled
+from paritas.core.torch_private.dynamo import original_of, undo_compile
 from paritas.core.torch_private.operators import default_dtype
 from paritas.relations.relation import (
     Case,
@@ -474,7 +474,7 @@ def _trainee(model: Any) -> Any:
 
     The state of a model that is trained itself is put back after the run.
     """
-    return copy.deepcopy(model) if uncompiled(model) is model else model
+    return copy.deepcopy(model) if undo_compile(model) is model else model
 
 
 def _fresh(model: Any) -> Any:

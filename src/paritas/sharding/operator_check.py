@@ -22,7 +22,7 @@ from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, terminal_t
 from paritas.core.reporting.terminal import (
     details,
     last_line,
-    listed,
+    list_items,
     paragraph,
 )
 from paritas.core.results.findings import Finding, Status, Verdict, unverified
@@ -35,7 +35,7 @@ from paritas.sharding.operators.configuration import (
     make_call,
 )
 from paritas.sharding.operators.library import annotation_of_call, is_registered
-from paritas.sharding.operators.recipe_checks import failed_split, labelled
+from paritas.sharding.operators.recipe_checks import failed_split, label_items
 from paritas.sharding.operators.verify import CheckSettings, check_unsplit
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def _settings(options: PartitionOptions) -> CheckSettings:
 
 
 def _label_verdict(verdict: Verdict, label: str) -> Verdict:
-    labelled_verdict = labelled(verdict, label)
+    labelled_verdict = label_items(verdict, label)
     if labelled_verdict.passed or labelled_verdict.failures:
         return labelled_verdict
     # Without a finding of its own, it would not show beside splits that were compared.
@@ -447,8 +447,8 @@ def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Gr
     parts += [
         *paragraph(details(verdict)),
         Text(f"coverage: {coverage.compared} compared, {len(coverage.skipped)} skipped"),
-        *listed("skipped", coverage.skipped),
-        *listed("note", checked.notes),
+        *list_items("skipped", coverage.skipped),
+        *list_items("note", checked.notes),
     ]
     if script:  # not wrapped: its paths are copied
         lines = [Text(line, no_wrap=True, overflow="ignore") for line in script]

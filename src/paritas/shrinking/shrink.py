@@ -27,7 +27,7 @@ from paritas.core.reporting.scripts import (
     literal,
 )
 from paritas.core.results.findings import Aspect, Diagnosis, Status
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.shrinking import NothingFailsError, ShrinkReport, ShrinkSearch
 from paritas.core.torch_private.named_operators import is_operator, registering_module
 from paritas.shrinking.nodes import (
@@ -569,8 +569,8 @@ class _Shrinking:
         report = self.search.report(
             written,
             what=_NOT_SEEN if self.wanted is None else self.wanted.sentence,
-            before=counted(len(self.original.calls), "operator call"),
-            after=counted(len(self.best.calls), "operator call"),
+            before=count_things(len(self.original.calls), "operator call"),
+            after=count_things(len(self.best.calls), "operator call"),
             diagnosis=self.diagnosis,
             steps=tuple(self.steps),
             remedies=self.remedies,
@@ -698,4 +698,4 @@ class _Shrinking:
 def _describe_size(program: FailingProgram) -> str:
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     elements = sum(tensor.numel() for tensor in tensors)
-    return f"{counted(len(program.calls), 'call')} on {counted(elements, 'number')}"
+    return f"{count_things(len(program.calls), 'call')} on {count_things(elements, 'number')}"

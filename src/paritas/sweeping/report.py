@@ -26,8 +26,8 @@ from paritas.core.reporting.tables import (
 from paritas.core.reporting.terminal import (
     FINDING_COLUMNS,
     headline_text,
-    indented,
-    listed,
+    indent_text,
+    list_items,
     paragraph,
 )
 from paritas.core.results.causes import group_causes
@@ -37,8 +37,8 @@ from paritas.core.results.wording import (
     MEANING,
     MOST_SHOWN,
     cause_lines,
-    counted,
-    enumerated,
+    count_things,
+    list_first,
     size,
 )
 from paritas.sweeping.rows import (
@@ -76,9 +76,9 @@ def sweep_report(report: SweepReport, remark: str = "") -> Group:
     if report.rows:
         parts += [_runs_table(report, common), Text()]
     parts += [*paragraph(_failing_runs(report)), *paragraph(_described_changes(report))]
-    took = f"{counted(len(report.rows), 'run')} in {clock_words(report.seconds)}"
+    took = f"{count_things(len(report.rows), 'run')} in {clock_words(report.seconds)}"
     parts += [Text(f"{took}; torch {report.versions.get('torch', 'unknown')}")]
-    parts += [*listed("note", report.notes), *([Text(remark)] if remark else [])]
+    parts += [*list_items("note", report.notes), *([Text(remark)] if remark else [])]
     is_fine = report.against and not report.newly_wrong
     status = Status.IDENTICAL if is_fine else report.status
     return Group(*parts, headline_text(report.headline, status))
@@ -111,9 +111,9 @@ def _failing_runs(report: SweepReport) -> Iterator[RenderableType]:
         groups.setdefault((row.status, _cut(row_words(row))), []).append(row)
     for (status, words), rows in list(groups.items())[:MOST_SHOWN]:
         yield Text(str(rows[0].run), style=STYLES[status])
-        yield indented(words)
+        yield indent_text(words)
         if len(rows) > 1:
-            yield indented(f"the same in {enumerated([str(row.run) for row in rows[1:]], 3)}")
+            yield indent_text(f"the same in {list_first([str(row.run) for row in rows[1:]], 3)}")
     unshown_count = sum(map(len, list(groups.values())[MOST_SHOWN:]))
     if unshown_count:
         yield Text(f"and {unshown_count} more: they are in report.html")
@@ -125,12 +125,12 @@ def _described_changes(report: SweepReport) -> Iterator[RenderableType]:
         if not changes:
             continue
         style = STYLES[Status.DIFFERENT] if any(change.fails for change in changes) else ""
-        yield Text(f"{kind.value}: {counted(len(changes), 'run')}", style=style)
+        yield Text(f"{kind.value}: {count_things(len(changes), 'run')}", style=style)
         yield from (
-            indented(f"{change.run}{change_words(change)}") for change in changes[:MOST_SHOWN]
+            indent_text(f"{change.run}{change_words(change)}") for change in changes[:MOST_SHOWN]
         )
         if len(changes) > MOST_SHOWN:
-            yield indented(f"and {len(changes) - MOST_SHOWN} more: they are in sweep.json")
+            yield indent_text(f"and {len(changes) - MOST_SHOWN} more: they are in sweep.json")
 
 
 def _cut(words: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from paritas.core.results.findings import Finding, Status, Verdict, unverified
 from paritas.core.results.report import Report, Result
-from paritas.core.results.wording import MEANING, counted, deciding_excess, status_counts
+from paritas.core.results.wording import MEANING, count_things, deciding_excess, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -325,7 +325,9 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         parts = [_label_findings(row) for row in self.rows]
         if len(self.rows) < max(self.planned, 1):
             missing = max(self.planned, 1) - len(self.rows)
-            parts.append(without_verdict(f"{counted(missing, 'run')} of the sweep did not run"))
+            parts.append(
+                without_verdict(f"{count_things(missing, 'run')} of the sweep did not run")
+            )
         merged = Verdict.merge(parts)
         return msgspec.structs.replace(merged, strict=self.strict)
 
@@ -343,10 +345,10 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def headline(self) -> str:
         """The sweep in one line."""
         rows, failing = len(self.rows), self.failures
-        done = counted(rows, "run")
+        done = count_things(rows, "run")
         if self.stopped:
             how = "interrupted" if self.stopped == INTERRUPT else f"stopped ({self.stopped})"
-            done = f"{how} after {rows} of {counted(self.planned, 'run')}"
+            done = f"{how} after {rows} of {count_things(self.planned, 'run')}"
         if not rows:
             return f"unverified: {done}; nothing was compared"
         if self.against and not self.stopped:
@@ -393,7 +395,7 @@ def _changes_headline(report: SweepReport) -> str:
     if not wrong:
         return f"no run is newly wrong ({', '.join(words) or 'nothing changed'})"
     gravest = max(wrong, key=lambda status: status.gravity)
-    return f"{gravest.value}: {counted(len(wrong), 'run')} newly wrong ({', '.join(words)})"
+    return f"{gravest.value}: {count_things(len(wrong), 'run')} newly wrong ({', '.join(words)})"
 
 
 def row_words(row: SweepRow) -> str:
@@ -406,7 +408,7 @@ def row_words(row: SweepRow) -> str:
     if worst.status.passes():
         return MEANING[worst.status]
     grave = row.counts.get(worst.status.value, 1)
-    more = f" and {counted(grave - 1, 'other item')}" if grave > 1 else ""
+    more = f" and {count_things(grave - 1, 'other item')}" if grave > 1 else ""
     reason_text = f": {worst.reason}" if worst.reason else ""
     return f"{worst.path}{more}{reason_text}"
 

@@ -42,11 +42,11 @@ from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_RUNS
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import detach_value, map_leaves
-from paritas.core.numerics.flattening import flattened
+from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.core.results.progress import Progress
-from paritas.core.torch_private.dynamo import backends_of, original_of, uncompiled
+from paritas.core.torch_private.dynamo import backends_of, original_of, undo_compile
 from paritas.core.torch_private.tensors import is_out_of_memory
 from paritas.verification.approximations import settle_and_locate
 from paritas.verification.places import add_place, wrong_findings
@@ -124,15 +124,15 @@ class _WholeVerification(Verification):
         by_order = self._goes_by_order(first, candidate_calls[0])
         sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
         if by_order:
-            candidate_calls = sides.named(candidate_calls)
+            candidate_calls = sides.rename_outputs(candidate_calls)
         at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
-        comparer = at_noise(Demand(), self.config, 0, self._shown(CALL))
+        comparer = at_noise(Demand(), self.config, 0, self._label_item(CALL))
         collected = comparer.compare(first, candidate_calls[0])
         collected.take(self.intruded)
         if self.repeats:
             collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
         elif len(candidate_calls) > 1:
-            last, second = len(self.natives) - 1, self._shown(CALL, call=2)
+            last, second = len(self.natives) - 1, self._label_item(CALL, call=2)
             comparer = at_noise(Demand(), self.config, last, second)
             collected.take(comparer.compare(self.natives[last], candidate_calls[1]))
         if self.config.verify_aliasing:
@@ -203,7 +203,7 @@ class BlocksCheck:
                 )
         self.reference = Side(reference, reference, ours, blocks)
         others = {name: modules_by_name[name] for name in blocks}
-        self.candidate = Side(candidate, uncompiled(candidate), candidate_modules, others)
+        self.candidate = Side(candidate, undo_compile(candidate), candidate_modules, others)
         self.config = dataclasses.replace(config, raise_on_mismatch=False)
         self.tell = tell
         self.failed: list[FailedPair] = []
@@ -301,12 +301,12 @@ class _OneCheck:
             if is_out_of_memory(error):
                 raise
             reason = f"without its blocks, the model raises {in_one_line(error, 120)}"
-            self._unverified(BETWEEN, reason, _NO_CUT_ADVICE)
+            self._add_unverified(BETWEEN, reason, _NO_CUT_ADVICE)
             return
         recorder.uncut |= rest.uncut
         if not rest.calls:
             why = next(iter(recorder.uncut.values()), "the model calls none of them")
-            self._unverified(
+            self._add_unverified(
                 BETWEEN, f"the model cannot be cut at its blocks: {why}", _NO_CUT_ADVICE
             )
             return
@@ -432,14 +432,14 @@ class _OneCheck:
                 or verification.evidence.native[0].error is not None
             ):
                 return
-            expected = rest.expected(whole_verification.natives[0])
+            expected = rest.list_expected(whole_verification.natives[0])
             self._check_values(BETWEEN, expected, verification)
 
     # --- Is the model the sum of its pieces? ------------------------------------------------------
 
     def _check_replay(self, label: str, call: BlockCall, verification: Verification) -> None:
         """Check that a block alone computes what it computed inside of the model."""
-        returned = flattened(bring_back(call.result), OUTPUT).leaves
+        returned = flatten_value(bring_back(call.result), OUTPUT).leaves
         expected = {output(path): leaf for path, leaf in returned.items()}
         self._check_values(label, expected, verification)
 
@@ -460,7 +460,7 @@ class _OneCheck:
                 "it depends on something that is neither an argument nor its state; check the "
                 "whole model with by='whole', or name other blocks"
             )
-            self._unverified(label, reason, advice)
+            self._add_unverified(label, reason, advice)
             return
 
     def _add_gradients(self, subject: Subject, native: Observation) -> None:
@@ -510,12 +510,12 @@ class _OneCheck:
         """Take the findings of a piece, under its name."""
         label, within = piece.label, piece.module
 
-        def shown(item: Item) -> Item:
+        def label_item(item: Item) -> Item:
             graph = f"{label}: {item.graph}" if item.graph else label
             renamed = item.named(names.get(item.name, item.name)).in_graph(graph)
             return renamed.during(item.call, self.number)
 
-        paths = {finding.path: shown(finding.item).text for finding in verdict.findings}
+        paths = {finding.path: label_item(finding.item).text for finding in verdict.findings}
         for finding in verdict.findings:
             origin = finding.origin
             if origin is not None and within:
@@ -524,7 +524,7 @@ class _OneCheck:
             self.out.findings.append(
                 msgspec.structs.replace(
                     finding,
-                    item=shown(finding.item),
+                    item=label_item(finding.item),
                     origin=origin,
                     cause=paths.get(finding.cause, ""),
                 )
@@ -538,13 +538,13 @@ class _OneCheck:
         for note in verdict.notes:
             self.notes[note].append(label)
 
-    def _unverified(self, label: str, reason: str, advice: str = "") -> None:
+    def _add_unverified(self, label: str, reason: str, advice: str = "") -> None:
         item = harness(label).during(0, self.number)
         self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
 
     def _report_changed(self, prints: _Fingerprints) -> bool:
         """Whether a call has changed parameters; they cannot be restored."""
-        changed = prints.changed()
+        changed = prints.find_changed()
         for name in changed:
             item = Item(ItemKind.STATE_AFTER_CALL, name).during(0, self.number)
             reason = "a call changes this parameter, which a check by blocks does not copy"
@@ -603,7 +603,7 @@ class _Fingerprints:
         }
         self.before = {name: _bits(parameter) for name, parameter in self.parameters.items()}
 
-    def changed(self) -> list[str]:
+    def find_changed(self) -> list[str]:
         """The names of the parameters that have changed since the last time."""
         now = {name: _bits(parameter) for name, parameter in self.parameters.items()}
         changed = [name for name, bits in now.items() if bits != self.before[name]]

@@ -174,7 +174,7 @@ class TrialJudge:
         measures: bool,
     ) -> Trial:
         about = ItemEvidence(self.evidence, item, lifted=self.lift, also=also)
-        arbiter, lifted = about.arbiter(), about.lifted()
+        arbiter, lifted = about.arbiter(), about.lift_candidate()
         if arbiter is None or lifted is None:
             return self._make(math.inf, item, None, "it has no value in float64")
         candidate_value = self.mine.value(item)

@@ -498,9 +498,12 @@ class Verification:
             evidence.notes.append(
                 "outputs are matched by order: the two sides name them differently"
             )
-            candidate, (my_first,) = sides.named(candidate), sides.named([my_first])
+            candidate, (my_first,) = (
+                sides.rename_outputs(candidate),
+                sides.rename_outputs([my_first]),
+            )
         demand = Demand()
-        comparer = self._explains(Comparer(sides, demand, self.config, 0, self._shown(CALL)))
+        comparer = self._explains(Comparer(sides, demand, self.config, 0, self._label_item(CALL)))
         self.compared = evidence, first, my_first
         if not self.lifts:
             comparer.explainer.left = 0
@@ -538,7 +541,7 @@ class Verification:
             is_interrupted=self.is_interrupted,
         )
 
-    def _shown(self, item: Item, call: int = 0) -> Item:
+    def _label_item(self, item: Item, call: int = 0) -> Item:
         """The item as findings name it: with the set of inputs, if there are several."""
         return item.during(call, self.number)
 
@@ -548,10 +551,10 @@ class Verification:
         ours, candidate_state = self.reference.state, self.candidate.state
         if ours is candidate_state or not self.config.enabled:
             return collected
-        for name in ours.changed():
+        for name in ours.changed_values():
             collected.compared += 1
             reason = "the candidate's call changes this part of the reference, not its own"
-            item = self._shown(Item(ItemKind.STATE_AFTER_CALL, name))
+            item = self._label_item(Item(ItemKind.STATE_AFTER_CALL, name))
             collected.findings.append(mismatch(item, Aspect.VALUE, reason))
         ours.restore()
         return collected
@@ -584,7 +587,7 @@ class Verification:
                 collected.compared += 1
                 reason = f"{what}, unlike in the reference"
                 advice = "return a new tensor or a copy"
-                shown = self._shown(item)
+                shown = self._label_item(item)
                 collected.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason, advice)
         return collected
 
@@ -601,9 +604,9 @@ class Verification:
                 last = call(self.inputs)
         ours, candidate_state = self.reference.state, self.candidate.state
         for name, reason in {**ours.unreadable, **candidate_state.unreadable}.items():
-            collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
+            collected.skipped.append(f"{self._label_item(Item(ItemKind.STATE, name))}: {reason}")
         for name, reason in {**ours.failures, **candidate_state.failures}.items():
-            item = self._shown(Item(ItemKind.STATE, name))
+            item = self._label_item(Item(ItemKind.STATE, name))
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if last is first or first.error is not None or same_observation(first, last):
             return collected
@@ -646,7 +649,7 @@ class Verification:
             "either something that both sides share was changed and could not be restored, or the "
             "reference is not repeatable"
         )
-        item = self._shown(harness("reference"))
+        item = self._label_item(harness("reference"))
         collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
 
     def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
@@ -662,7 +665,7 @@ class Verification:
     def _report_uncompiled(self) -> CollectedFindings:
         collected = CollectedFindings()
         collected.add(
-            self._shown(harness("candidate")),
+            self._label_item(harness("candidate")),
             Aspect.HARNESS,
             Status.UNVERIFIED,
             "torch.compile compiled nothing, so eager was compared with eager",
@@ -724,7 +727,7 @@ class Verification:
         observations: list[Observation],
     ) -> CollectedFindings:
         """Compare the second call: without state it repeats the first, with state it continues."""
-        occasion = self._shown(CALL, call=2)
+        occasion = self._label_item(CALL, call=2)
         unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
         if unseen:
             collected = CollectedFindings()

@@ -178,7 +178,7 @@ def test_many_candidates_are_judged_as_verify_judges_each():
     program = trace_program(model, inputs, gradients=False)
     noise = program_noise(program)
     changed = [plant(program, site) for site in turns(sites(program), lambda s: s.mutation, 0)[:4]]
-    changed += [ScaledProgram(program, name).scaled(1e-6) for name in ("tanh", "addmm")]
+    changed += [ScaledProgram(program, name).scale_call(1e-6) for name in ("tanh", "addmm")]
     changed += [rewrite_call(program, "addmm_1")[1]]
     for lift in (True, False):
         config = paritas.VerifyConfig(

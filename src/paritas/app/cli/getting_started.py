@@ -126,7 +126,7 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
     """Where the fault starts, if that was found."""
     from rich.text import Text
 
-    from paritas.core.reporting.terminal import indented
+    from paritas.core.reporting.terminal import indent_text
     from paritas.core.results.wording import near_path
 
     first = next((finding for finding in wrong.findings if finding.origin is not None), None)
@@ -135,10 +135,10 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
     origin = first.origin
     yield Text()
     yield Text.assemble("The fault starts in module ", (origin.module, "bold red"), ":")
-    yield indented(near_path(origin.source))
+    yield indent_text(near_path(origin.source))
     yield Text(f"    {origin.code}", style="bold", no_wrap=True, overflow="ellipsis")
     if first.diagnosis is not None and first.diagnosis.best is not None:
-        yield indented(first.diagnosis.best.sentence)
+        yield indent_text(first.diagnosis.best.sentence)
 
 
 def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:

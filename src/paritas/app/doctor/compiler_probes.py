@@ -107,7 +107,7 @@ def compiled() -> None:
 
 def compiled_alike() -> None:
     """A part of a compiled module is compiled like the module, and equal parts only once."""
-    from paritas.core.torch_private.dynamo import CountingBackend, compile_like, uncompiled
+    from paritas.core.torch_private.dynamo import CountingBackend, compile_like, undo_compile
 
     counting = CountingBackend()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
@@ -116,7 +116,7 @@ def compiled_alike() -> None:
         compile_like(run, part)(torch.ones(1, 2))
     expect("compilations of two equal modules", counting.graphs, 1)
     model.compile(backend=counting)
-    uncompiled(model)(torch.ones(1, 2))
+    undo_compile(model)(torch.ones(1, 2))
     expect("compilations of a module without its compiler", counting.graphs, 1)
 
 

@@ -358,7 +358,7 @@ def graphs() -> None:
 
     copied = fx.copy_graph(_trace_wave())
     expect("inputs of a copied graph", len(fx.placeholders(copied)), 1)
-    where = _look_at_captured(lambda graph: fx.provenance(fx.returned(graph)[0]))
+    where = _look_at_captured(lambda graph: fx.provenance(fx.returned_values(graph)[0]))
     expect("the operator of a captured node", where.operator, "linear")
 
 

@@ -26,7 +26,7 @@ from paritas.core.execution.subjects import VerifyConfig
 from paritas.core.judging.pairs import Checks, Pair, judge_pair
 from paritas.core.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.core.numerics.contents import Opaque
-from paritas.core.numerics.flattening import flattened
+from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -37,7 +37,7 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.items import Item
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.settings import own_version
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.dumps.writing import DumpWriter
@@ -128,7 +128,7 @@ def golden_of(tree: Any) -> Golden:
         UsageError: a value is not a tensor, a number, a string or None.
     """
     values: dict[str, Any] = {}
-    flat = flattened(tree, _ROOT)
+    flat = flatten_value(tree, _ROOT)
     for path, leaf in flat.leaves.items():
         if isinstance(leaf, torch.Tensor):
             values[path] = leaf.detach().resolve_conj().resolve_neg().cpu()
@@ -215,8 +215,8 @@ def judge_golden(
     gone = [path for path in golden.values if path not in present.values]
     new = [path for path in present.values if path not in golden.values]
     if gone or new:
-        changes = [f"{len(gone)} missing ({enumerated(gone, _MOST_NAMED)})"] if gone else []
-        changes += [f"{len(new)} new ({enumerated(new, _MOST_NAMED)})"] if new else []
+        changes = [f"{len(gone)} missing ({list_first(gone, _MOST_NAMED)})"] if gone else []
+        changes += [f"{len(new)} new ({list_first(new, _MOST_NAMED)})"] if new else []
         findings.append(_structure(f"the values have other names: {', '.join(changes)}"))
     for path in dict.fromkeys((*golden.containers, *present.containers)):
         if path in golden.values and path not in golden.containers:

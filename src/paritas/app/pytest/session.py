@@ -17,7 +17,7 @@ from paritas.core.compiled.guard_settings import SWITCH, GuardSettings, GuardWat
 from paritas.core.errors import UsageError
 from paritas.core.reporting.files import write_whole
 from paritas.core.results.causes import group_causes
-from paritas.core.results.wording import counted, near_path, status_counts
+from paritas.core.results.wording import count_things, near_path, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -322,10 +322,10 @@ def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
     off = len(outcomes) - len(judged)
     if judged:
         each = ", ".join(status_counts(entry.outcome.status for entry in judged))
-        tests = counted(len({entry.test for entry in judged}), "test")
-        yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
+        tests = count_things(len({entry.test for entry in judged}), "test")
+        yield f"{count_things(len(judged), 'verdict')} in {tests}: {each}"
     if off:
-        yield f"{counted(off, 'check')} disabled: nothing was compared there"
+        yield f"{count_things(off, 'check')} disabled: nothing was compared there"
 
 
 def _describe_guards(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
@@ -337,8 +337,8 @@ def _describe_guards(outcomes: Sequence[ReportedOutcome], options: PluginOptions
             sum(getattr(outcome, name) for outcome in guards)
             for name in ("graphs", "calls", "checked")
         )
-        called = counted(calls, "call")
-        yield f"guarded: {counted(graphs, 'graph')}, {checked} of {called} checked"
+        called = count_things(calls, "call")
+        yield f"guarded: {count_things(graphs, 'graph')}, {checked} of {called} checked"
     elif options.guard:
         yield "guarded: nothing, because no test called a compiled function"
 
@@ -372,7 +372,7 @@ def _pages(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Itera
     pages = [outcome.outcome.page for outcome in outcomes if outcome.outcome.page]
     if pages and options.report is not None:
         index = os.path.relpath(options.report / "index.html", Path.cwd())
-        yield f"{counted(len(pages), 'page')} about failures: {index}"
+        yield f"{count_things(len(pages), 'page')} about failures: {index}"
 
 
 def _list_unused_goldens(
@@ -453,7 +453,7 @@ class SuiteGuard:
             return ()
         notes = self._journal.verdict().notes
         if count := self._journal.raised:
-            calls = counted(count, "call")
+            calls = count_things(count, "call")
             notes += (f"{calls} raised in the compiled code and in its graph: nothing to compare",)
         return notes
 

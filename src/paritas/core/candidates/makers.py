@@ -279,7 +279,7 @@ def capture_lifted_call(
     the candidate.
     """
     wide = copy_inputs(inputs, widen=True)
-    with state.swapped(state.widened()), default_dtype(torch.float64):
+    with state.swap_tensors(state.widen_state()), default_dtype(torch.float64):
         first = capture_call(model, wide)
         with quietly(), torch.no_grad():
             # Again, for dtypes that follow from the widened casts.

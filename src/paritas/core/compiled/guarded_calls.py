@@ -33,7 +33,7 @@ from paritas.core.judging.failures import (
 from paritas.core.judging.matching import match
 from paritas.core.judging.pairs import Checks, Pair, Ruling, judge_pair
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.flattening import flattened, is_dense
+from paritas.core.numerics.flattening import flatten_value, is_dense
 from paritas.core.numerics.gates import LearntNoise, error_ratios, relative_difference
 from paritas.core.numerics.metrics import pair_metrics, quickly_equal
 from paritas.core.results.findings import (
@@ -49,7 +49,7 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.items import CALL, Item, ItemKind, after_call, harness, in_order
-from paritas.core.results.wording import counted, headline
+from paritas.core.results.wording import count_things, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -220,7 +220,9 @@ class GuardJournal:
         with self._lock:
             graphs, calls = len(self.graphs), sum(entry.calls for entry in self.graphs)
             checked = sum(entry.checked for entry in self.graphs)
-        counts = f"{counted(graphs, 'graph')}, {checked} of {counted(calls, 'call')} checked"
+        counts = (
+            f"{count_things(graphs, 'graph')}, {checked} of {count_things(calls, 'call')} checked"
+        )
         line = f"{headline(verdict)} ({counts})"
         if not verdict.failures:
             return "; ".join((line, *verdict.notes))
@@ -360,8 +362,8 @@ class CallComparer:
     def _compare_parts(self, item: Item, reference: Any, candidate: Any) -> None:
         """Compare tensors that are not dense: first their kind, then each part."""
         left, right = (
-            flattened(_detach_value(reference), item.name),
-            flattened(_detach_value(candidate), item.name),
+            flatten_value(_detach_value(reference), item.name),
+            flatten_value(_detach_value(candidate), item.name),
         )
         matching = match(left, right, CALL_CHECKS, item)
         for finding in matching.findings:
@@ -373,7 +375,7 @@ class CallComparer:
         """The context for a diagnosis; an input that should have changed may be as it was."""
         from paritas.core.diagnosis.case import Context
 
-        given_inputs = self.runs.program.given()
+        given_inputs = self.runs.program.known_arguments()
         before = given_inputs.get(item.name)
         is_after = item.kind is ItemKind.INPUT_AFTER_CALL
         earlier: dict[str, Tensor] = {}
@@ -430,13 +432,13 @@ class CallComparer:
     ) -> None:
         """Compare which visible outputs share memory with what; donated inputs may be reused."""
 
-        def seen(observation: Observation) -> set[tuple[Item, Item]]:
+        def visible_aliases(observation: Observation) -> set[tuple[Item, Item]]:
             shared = {(a, b) for a, b in observation.aliases if b in visible}
             # Two outputs that share memory matter only if the user sees both.
             shared = {(a, b) for a, b in shared if a not in observation.outputs or a in visible}
             return {(a, b) for a, b in shared if a not in donated}
 
-        left, right = seen(reference), seen(candidate)
+        left, right = visible_aliases(reference), visible_aliases(candidate)
         for shared_item, other in in_order(right - left):
             self._add(
                 other, Aspect.ALIAS, f"shares memory with {shared_item}; in the graph it does not"
@@ -639,7 +641,8 @@ class GuardedCode:
         differs = [f for f in verdict.failures if f.status is not Status.UNVERIFIED]
         if differs and called is not None:
             remember_failed(
-                verdict, self.journal.keep(self.entry.label, lambda: self._failed(*called))
+                verdict,
+                self.journal.keep(self.entry.label, lambda: self._keep_failed_graph(*called)),
             )
         action = self.settings.on_mismatch
         if differs and action == "raise":
@@ -655,7 +658,9 @@ class GuardedCode:
             raise error
         return results
 
-    def _failed(self, module: GraphModule, kept_values: Sequence[Any]) -> FailedGraph | None:
+    def _keep_failed_graph(
+        self, module: GraphModule, kept_values: Sequence[Any]
+    ) -> FailedGraph | None:
         """Keep a call with copies of its arguments: the program may change them later."""
         if self.made_by is None:
             return None

@@ -55,7 +55,7 @@ from paritas.core.torch_private.graphs import (
     lowered_input_names,
     lowered_outputs,
     placeholders,
-    returned,
+    returned_values,
 )
 
 if TYPE_CHECKING:
@@ -186,9 +186,9 @@ class GuardedGraph(GuardedCode):
         self._located: list[Finding] | None = None
         self._tolerant: tuple[ReferenceGraph, ...] | None = None
         positions = {node.name: index for index, node in enumerate(placeholders(lowered.module))}
-        named = zip(self.reference.outputs, returned(lowered.module), strict=False)
+        named = zip(self.reference.outputs, returned_values(lowered.module), strict=False)
         self._undefined = {item for item, node in named if is_undefined(node)}
-        self._handed_on = [positions.get(str(value)) for value in returned(lowered.module)]
+        self._handed_on = [positions.get(str(value)) for value in returned_values(lowered.module)]
         # Arguments that the compiled code may consume and that are not read afterwards.
         self._given_away = lowered.donated - self.reference.written - {*self._handed_on}
 
@@ -385,7 +385,7 @@ class GuardedGraph(GuardedCode):
     def _promised_strides(self) -> dict[Item, tuple[int, ...]]:
         """The traced strides of the outputs that the user sees."""
         promised = {}
-        values = returned(self.lowered.module)
+        values = returned_values(self.lowered.module)
         for position in sorted(self.lowered.visible):
             traced = getattr(values[position], "meta", {}).get("val")
             if isinstance(traced, torch.Tensor) and traced.layout is torch.strided:

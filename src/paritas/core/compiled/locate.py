@@ -29,7 +29,7 @@ from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import Finding, Origin, OriginKind, Status
 from paritas.core.results.items import Item, ItemKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.eager_graphs import draws_by_inductor
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import (
@@ -40,7 +40,7 @@ from paritas.core.torch_private.graphs import (
     node_traits,
     placeholders,
     provenance,
-    returned,
+    returned_values,
     tap_values,
 )
 from paritas.core.torch_private.inductor import (
@@ -137,7 +137,7 @@ def first_clear_node(judged: list[JudgedNode], *, changed: bool) -> JudgedNode |
     extra = []
     if others:
         names = dict.fromkeys(f.origin.name for f in others if f.origin is not None)
-        named = enumerated(names, MOST_NAMED)
+        named = list_first(names, MOST_NAMED)
         extra.append(f"other wrong nodes: {named}")
     if changed:
         extra.append("observing it changed the program: with every value as an output, other bits")
@@ -201,7 +201,11 @@ def _smallest_set_finding(
 def _whole_graph_finding(suspect: LoweredSuspect, why: str, away: tuple[str, ...]) -> Finding:
     """A finding about the whole graph, at the node behind the first failing output."""
     outputs = dict(
-        zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
+        zip(
+            suspect.runs.program.reference.outputs,
+            returned_values(suspect.lowered.module),
+            strict=False,
+        )
     )
     node: Node | None = None
     for finding in suspect.failures:
@@ -440,7 +444,7 @@ def find_smallest_set(suspect: LoweredSuspect, seconds: float) -> list[str]:
     Removing any one of them hides it, unless the search ran out of time.
     """
     failed = {finding.item for finding in suspect.failures}
-    outputs = returned(suspect.lowered.module)
+    outputs = returned_values(suspect.lowered.module)
     named = zip(suspect.runs.program.reference.outputs, outputs, strict=False)
     wrong = [node for item, node in named if item.in_graph(suspect.label) in failed]
     before = ancestors(wrong) if wrong else None

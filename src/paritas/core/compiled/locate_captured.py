@@ -55,7 +55,12 @@ from paritas.core.results.findings import (
 )
 from paritas.core.results.items import Item, ItemKind, nth_output
 from paritas.core.torch_private.global_state import quietly
-from paritas.core.torch_private.graphs import UNINITIALISED, copy_graph, placeholders, returned
+from paritas.core.torch_private.graphs import (
+    UNINITIALISED,
+    copy_graph,
+    placeholders,
+    returned_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -153,7 +158,7 @@ class _Search:
         self.run: GraphRun = record_nodes(self.program)
         self.graph = self.program.reference.graph
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
-        self.outputs = len(returned(self.graph))
+        self.outputs = len(returned_values(self.graph))
         self.errors: list[str] = []
         self.changed_inputs: list[str] = []
 
@@ -226,7 +231,7 @@ class _Search:
                 values |= {node.name} & self.run.shared  # the same memory
         ends = values.intersection(
             returned_node.name
-            for returned_node in returned(self.graph)
+            for returned_node in returned_values(self.graph)
             if returned_node is not None
         )
         if len(readers) + len(ends) < 2:  # noqa: PLR2004  (nobody reads it after that)
@@ -437,7 +442,7 @@ class _Search:
     def _failing_outputs(self) -> list[Node]:
         """The nodes of the outputs that fail."""
         failed = {finding.item.in_graph("") for finding in _wrong(self.suspect.failures)}
-        named = zip(self.suspect.runs.native[0].outputs, returned(self.graph), strict=False)
+        named = zip(self.suspect.runs.native[0].outputs, returned_values(self.graph), strict=False)
         return [node for item, node in named if item in failed and isinstance(node, Node)]
 
     # --- Each node on the gradients that the backend's own code brings to it ---
@@ -479,7 +484,7 @@ class _Search:
         )
         backward_gradients = code.differentiate(cotangents, len(zeros))
         gradients = dict(zip(backward.uses, backward_gradients, strict=True))
-        arrived = backward.arrived(gradients, cotangents)
+        arrived = backward.arriving_gradients(gradients, cotangents)
         nodes = {node.name: node for node in program.reference.module.graph.nodes}
         values = self._values_in_forward_pass()
         for use, backend_gradient in gradients.items():
@@ -563,7 +568,7 @@ class _Search:
     def _handed_on(self, number: int) -> list[Tap]:
         """The values of the first nodes that later nodes, or the caller, use."""
         first = {node.name for node in self.calls[: number + 1]}
-        ends = {node.name for node in returned(self.graph) if isinstance(node, Node)}
+        ends = {node.name for node in returned_values(self.graph) if isinstance(node, Node)}
         latest: dict[tuple[str, ValuePath], Tap] = {}
         for tap in all_taps(self.run):
             if (tap.after or tap.node) in first:

@@ -30,7 +30,7 @@ from paritas.core.results.findings import (
     mismatch,
     starting_place,
 )
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.torch_private.compile_time import quick_compiles
 from paritas.core.torch_private.dynamo import (
     backend_name,
@@ -38,7 +38,7 @@ from paritas.core.torch_private.dynamo import (
     leaving_no_entries,
     raised_by_backend,
     room_for_entries,
-    uncompiled,
+    undo_compile,
 )
 from paritas.core.torch_private.global_state import quietly
 
@@ -76,7 +76,7 @@ def as_written(call: FailedCall) -> FailedCall | None:
     """
     if not call.candidate.is_wholly_compiled:
         return call
-    source = uncompiled(call.candidate.call)
+    source = undo_compile(call.candidate.call)
     if source in (call.candidate.call, call.reference.call):
         return None
     reference = call.reference
@@ -334,7 +334,7 @@ def _why_none(
     for finding in findings:
         if finding.status is Status.UNVERIFIED:
             return f"{finding.path} could not be checked: {finding.reason}"
-    graphs = counted(sum(not entry.is_backward for entry in journal.graphs), "compiled graph")
+    graphs = count_things(sum(not entry.is_backward for entry in journal.graphs), "compiled graph")
     return (
         f"each of {graphs} ({names}) computes what was captured, so the difference is between the "
         "graphs, or in what was captured"

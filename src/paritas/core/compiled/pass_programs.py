@@ -123,7 +123,7 @@ class PassProgram(abc.ABC):
                 observation.after[after_call(name)] = value
         return observation
 
-    def seen(
+    def cached_observation(
         self, inputs: MadeUpInputs, *, wide: bool, used: frozenset[torch.dtype] | None = None
     ) -> Observation:
         """Its results on these inputs; it runs on first use.
@@ -228,9 +228,9 @@ def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[Mad
     fewest, failed = 1.0, ""  # the share of NaN, and why it did not run
     for numbers in NumberKind:
         inputs = make_up_inputs(program.graph, numbers).with_values(constants)
-        observation = program.seen(inputs, wide=True)
+        observation = program.cached_observation(inputs, wide=True)
         if observation.error is not None:
-            observation = program.seen(inputs, wide=False)
+            observation = program.cached_observation(inputs, wide=False)
         if observation.error is not None:
             failed = failed or in_one_line(observation.error, 160)
             continue
@@ -251,8 +251,8 @@ def compare(before: PassProgram, after: PassProgram, inputs: MadeUpInputs) -> Pa
     failed = ""
     used = frozenset(before.dtypes())
     for wide in (True, False):
-        left = before.seen(inputs, wide=wide)
-        right = after.seen(inputs, wide=wide, used=used)
+        left = before.cached_observation(inputs, wide=wide)
+        right = after.cached_observation(inputs, wide=wide, used=used)
         error = left.error or right.error
         if error is None:
             runs = Evidence(_PlayedProgram(before, inputs, wide=wide), [left])
@@ -330,7 +330,7 @@ def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs)
     traced = [list(map(_traced_dtype, program.returned)) for program in (before, after)]
     if None not in traced[0] and traced[0] == traced[1]:
         return []
-    native = [program.seen(inputs, wide=False) for program in (before, after)]
+    native = [program.cached_observation(inputs, wide=False) for program in (before, after)]
     if any(observation.error is not None for observation in native):
         return []
     findings = []

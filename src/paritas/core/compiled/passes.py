@@ -20,7 +20,7 @@ from paritas.core.errors import in_one_line
 from paritas.core.judging.failures import make_origin
 from paritas.core.results.findings import Finding, OriginKind, Status, mismatch, unverified
 from paritas.core.results.items import Item, ItemKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import NodeProvenance, as_traced, provenance
 from paritas.core.torch_private.passes import (
@@ -235,12 +235,12 @@ class PassChecks:
         if frame.before is None:
             return frame, None
         after = self._state(module, frame.before.lineage, frame)
-        frame.found = self._judged(frame, after)
+        frame.found = self._judge_change(frame, after)
         if self.frames:
             self.frames[-1].found += frame.found
         return frame, after
 
-    def _judged(self, frame: PassFrame, after: GraphState) -> list[Finding]:
+    def _judge_change(self, frame: PassFrame, after: GraphState) -> list[Finding]:
         before = frame.before
         if before is None or after is before or before.fingerprint.same(after.fingerprint):
             return []
@@ -357,7 +357,7 @@ def wrong_pass(
         f"on generated inputs ({inputs.numbers.value}), the graph after it computes something else"
     )
     if nodes:
-        reason += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
+        reason += f"; it changed {list_first([node.name for node in nodes], MOST_NODES_NAMED)}"
     return _pass_finding(path, OriginKind.PASS, name, reason, comparison, nodes)
 
 
@@ -368,7 +368,7 @@ def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
     if again:
         reason += (
             "; the backward graph draws random numbers that the forward graph has drawn already "
-            f"({enumerated(again, MOST_NODES_NAMED)}), and gets different ones"
+            f"({list_first(again, MOST_NODES_NAMED)}), and gets different ones"
         )
     nodes = [node for node in parts.backward.nodes if node.name in again]
     return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, reason, comparison, nodes)

@@ -464,7 +464,7 @@ class Weight:
         """Raw confidence, by how exact the fit is and how many elements support it."""
         return _CERTAIN * self.explained * (1 - self.residual / 2) * (1 - 2 ** (-self.bits / 4))
 
-    def charged(self, *, parameters: float = 0.0, cost: float = 0.0) -> Weight | None:
+    def subtract_costs(self, *, parameters: float = 0.0, cost: float = 0.0) -> Weight | None:
         """The weight less the cost of making the prediction; None if too little is left."""
         each = self.bits / self.elements if self.elements else 0.0
         residual = self.bits - each * parameters - cost
@@ -564,7 +564,7 @@ def weigh(
         extent,
         exact_share(case, prediction, extent),
     )
-    return weight.charged(parameters=parameters, cost=cost)
+    return weight.subtract_costs(parameters=parameters, cost=cost)
 
 
 def _may_hold(case: Case, prediction: Tensor, noise: Tensor | None, slack: float) -> bool:

@@ -31,7 +31,7 @@ from paritas.core.diagnosis.term_experiments import find_other_terms
 from paritas.core.execution.scouting import can_scout, run_apart
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.results.findings import Diagnosis, Pattern, PatternKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.operators import Operator
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
         is_mask = _ATTENTION.search(operator) is not None and unread[0] == "attn_mask"
         kind = PatternKind.MASK if is_mask else PatternKind.MISSING_OPERAND
         verb = "has" if len(unread) == 1 else "have"
-        sentence = f"{enumerated(unread, 3)} {verb} no effect: the candidate does not depend on it"
+        sentence = f"{list_first(unread, 3)} {verb} no effect: the candidate does not depend on it"
         return _state(kind, sentence if len(unread) == 1 else sentence[:-2] + "them", lab)
     return None
 
@@ -211,7 +211,7 @@ def _fixed_result(lab: Laboratory) -> Pattern | None:
     candidate = lab.runs.given
     if not all(map(lab.is_unread, range(len(lab.operands)))) or candidate.numel() < _FEWEST_FIXED:
         return None
-    which = f"whatever the values of {enumerated(lab.names, 3)} are"
+    which = f"whatever the values of {list_first(lab.names, 3)} are"
     if bool((candidate == candidate.flatten()[0]).all()):
         kind = PatternKind.CONSTANT if bool(candidate.any()) else PatternKind.ZEROS
         return _state(kind, f"{candidate.flatten()[0].item()} in every element, {which}", lab)

@@ -39,19 +39,19 @@ class NarrowFormat:
         exponent = (exponent - 1).clamp(min=self.least)
         return torch.ldexp(torch.ones_like(value), exponent - self.digits)
 
-    def rounded(self, value: Tensor) -> Tensor:
+    def round_to_nearest(self, value: Tensor) -> Tensor:
         """Round to nearest, ties to even; values out of range are kept."""
         step = self.spacing(value)
         return (value / step).round() * step
 
-    def truncated(self, value: Tensor) -> Tensor:
+    def round_to_zero(self, value: Tensor) -> Tensor:
         """Round towards zero."""
         step = self.spacing(value)
         return (value / step).trunc() * step
 
     def holds(self, value: Tensor) -> Tensor:
         """Which values the format can represent."""
-        return (self.rounded(value) == value) & (value.abs() <= self.largest)
+        return (self.round_to_nearest(value) == value) & (value.abs() <= self.largest)
 
 
 def format_of(dtype: torch.dtype) -> NarrowFormat:

@@ -25,7 +25,7 @@ from paritas.core.diagnosis.patterns.predictions import propose_predictions
 from paritas.core.diagnosis.place_runs import PlaceRuns
 from paritas.core.diagnosis.stating import GUESS
 from paritas.core.results.findings import PatternKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -267,7 +267,7 @@ def _is_weighted(mean: _Mean, weights: Tensor, mixture: _Mixture) -> bool:
 
 def _places(places: Sequence[int]) -> str:
     word = "number" if len(places) == 1 else "numbers"
-    return f"{word} {enumerated([str(position) for position in places], 4)}"
+    return f"{word} {list_first([str(position) for position in places], 4)}"
 
 
 def _name_reduction(mean: _Mean, factor: float) -> tuple[PatternKind, str] | None:

@@ -448,7 +448,7 @@ class Marks:
                 counts[position] += int(np.count_nonzero(visible & region.elements_in(box)))
         return counts
 
-    def held(self, description: Description) -> tuple[int, int]:
+    def count_elements(self, description: Description) -> tuple[int, int]:
         """Number of wrong elements in a region, and of all its elements."""
         wrong, elements = 0, 0
         for box, mask in self.walk():

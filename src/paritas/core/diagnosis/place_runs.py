@@ -104,9 +104,9 @@ class PlaceRuns:
         varied = list(vary_operands(self.operands, seed, growth=growth))
         for position in held:
             varied[position] = self.operands[position]
-        return self.settled(varied)
+        return self.settle_operands(varied)
 
-    def settled(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def settle_operands(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The operands, with those that follow from others."""
         if self.settle is None:
             return tuple(operands)

@@ -241,7 +241,7 @@ class WrongPlace:
             out[box.offset : box.offset + box.size] = region.reshape(-1)
         return out.reshape(self.shape)
 
-    def named(self, world: Mapping[str, int]) -> str:
+    def name_kind(self, world: Mapping[str, int]) -> str:
         """The kind of the region."""
         if self.kind in {"everywhere", "nonfinite", "scatter"}:
             return self.kind
@@ -362,7 +362,7 @@ def describe_region(wrong_place: WrongPlace, case: Case) -> Region:
     notes = [amount, *_notes(wrong_place)]
     mostly = "mostly " if wrong_place.kind == "mostly" else ""
     return Region(
-        kind=wrong_place.named(case.context.world),
+        kind=wrong_place.name_kind(case.context.world),
         text=indexed or phrase,
         elements=number,
         share=number / size,
@@ -511,7 +511,7 @@ def _describe_flat(wrong_place: WrongPlace) -> str:
 def _notes(wrong_place: WrongPlace) -> list[str]:
     notes = []
     if wrong_place.kind in {"region", "mostly"}:
-        marked_number, size = wrong_place.marks.held(wrong_place.found)
+        marked_number, size = wrong_place.marks.count_elements(wrong_place.found)
         density = marked_number / max(1, size)
         if density < _DENSE:
             notes.append(f"{_percent(density)} of that part")

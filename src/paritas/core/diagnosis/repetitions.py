@@ -121,7 +121,7 @@ def _other_operands(runs: PlaceRuns, unchanged: Sequence[int], seed: int) -> tup
         return varied
     draw = torch.Generator().manual_seed(seed)
     factors = (3 * torch.rand(len(varied), generator=draw) - 1.5).tolist()
-    return runs.settled(
+    return runs.settle_operands(
         [
             operand * factor if _is_one_number(operand) and position not in unchanged else operand
             for position, (operand, factor) in enumerate(zip(varied, factors, strict=True))

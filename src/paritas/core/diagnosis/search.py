@@ -153,7 +153,7 @@ def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Description:
     shares = [[c.share(span) for span in c.spans] for c in coordinates]
     base = sum(c.bits for c in coordinates)
 
-    def found(choice: list[int]) -> Description:
+    def describe_choice(choice: list[int]) -> Description:
         size = marks.total * math.prod(shares[i][index] for i, index in enumerate(choice))
         spans = tuple(c.spans[index] for c, index in zip(coordinates, choice, strict=True))
         bits = base + sum(span.bits for span in spans)
@@ -161,7 +161,10 @@ def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Description:
 
     tight = [int(np.argmin(share)) for share in shares]
     return min(
-        (_descend(start, shares, found, marks.number) for start in (tight, [0] * len(shares))),
+        (
+            _descend(start, shares, describe_choice, marks.number)
+            for start in (tight, [0] * len(shares))
+        ),
         key=lambda description: description.cost(marks.number),
     )
 
@@ -364,13 +367,13 @@ class CaseSurvey:
     def _count_masked(
         self, mask: Callable[[Case], Tensor], extremes: _Extremes | None = None
     ) -> Marks:
-        def watched(case: Case) -> Tensor:
+        def mask_and_watch(case: Case) -> Tensor:
             wrong = mask(case)
             if extremes is not None:
                 extremes.take(case, wrong)
             return wrong
 
-        marks = count_marks(self.case.shape, self._walk(watched), self._nonzeros)
+        marks = count_marks(self.case.shape, self._walk(mask_and_watch), self._nonzeros)
         return marks if self.is_one_box else dataclasses.replace(marks, walk=self._walk(mask))
 
     def _walk(self, mask: Callable[[Case], Tensor]) -> Walk:

@@ -12,7 +12,7 @@ from paritas.core.execution.observation import OUTPUT, Observation
 from paritas.core.numerics.automatic import MOST_RUNS
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import map_leaves
-from paritas.core.numerics.flattening import flattened, is_dense
+from paritas.core.numerics.flattening import flatten_value, is_dense
 from paritas.core.numerics.judge_evidence import NoEvidence
 from paritas.core.numerics.metrics import promotable
 
@@ -76,7 +76,7 @@ class Shaken(BlockHooks):
         call_errors = self.errors.get((name, number), {})
         errors = {
             id(leaf): call_errors[path]
-            for path, leaf in flattened(result, OUTPUT).leaves.items()
+            for path, leaf in flatten_value(result, OUTPUT).leaves.items()
             if path in call_errors
         }
         return map_leaves(result, lambda leaf: _move_leaf(leaf, errors.get(id(leaf)), seed + 7919))
@@ -187,7 +187,7 @@ class ComposedEvidence(NoEvidence):
         """The number of these runs so far."""
         return self.noise.runs
 
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+    def find_undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where one of these runs gives the candidate's value."""
         if not isinstance(self.native, torch.Tensor) or self.native.shape != candidate.shape:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import count_things, list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ def describe_cut(cut: Sequence[str], uncut: Mapping[str, str]) -> Iterator[str]:
         uncut: block -> why the model cannot be cut there.
     """
     yield (
-        f"checked by blocks: {counted(len(cut), 'block')} ({name_blocks(cut)}), "
+        f"checked by blocks: {count_things(len(cut), 'block')} ({name_blocks(cut)}), "
         "what lies between them, and the whole model natively"
     )
     yield from describe_uncut(uncut, "checked with")
@@ -28,19 +28,19 @@ def describe_cut(cut: Sequence[str], uncut: Mapping[str, str]) -> Iterator[str]:
 
 def name_blocks(names: Sequence[str]) -> str:
     """The first few blocks by name."""
-    return enumerated(names, _MOST_NAMED)
+    return list_first(names, _MOST_NAMED)
 
 
 def describe_uncut(uncut: Mapping[str, str], treatment: str) -> Iterator[str]:
     """The modules at which the model cannot be cut, and why for the first of them."""
     if uncut:
         name, why = next(iter(uncut.items()))
-        count = counted(len(uncut), "module")
+        count = count_things(len(uncut), "module")
         yield f"{count} {treatment} what lies between the blocks: {name}: {why}"
 
 
 def label_texts(texts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Each text once, with the pieces that it is about."""
     for text, labels in texts.items():
-        others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
+        others = f" and {count_things(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
         yield f"{labels[0]}{others}: {text}"

@@ -18,7 +18,7 @@ from paritas.core.execution.observation import INPUT, OUTPUT, Observation
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.contents import contents, leaves, map_leaves
-from paritas.core.numerics.flattening import flattened, is_dense
+from paritas.core.numerics.flattening import flatten_value, is_dense
 from paritas.core.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Recorder(BlockHooks):
 
     def results(self, result: Any) -> Iterable[tuple[str, Any]]:
         """The results whose upstream gradients are kept, by path."""
-        return flattened(result, OUTPUT).leaves.items()
+        return flatten_value(result, OUTPUT).leaves.items()
 
     def keep(self, tensor: Tensor) -> Any:
         """A copy of a tensor as it is now."""

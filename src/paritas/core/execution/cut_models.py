@@ -24,7 +24,7 @@ from paritas.core.execution.reachable import original_of
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs, inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
-from paritas.core.numerics.flattening import flattened
+from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.items import Item, output
 from paritas.core.torch_private.dynamo import compile_like
 from paritas.core.torch_private.operators import DispatchMode
@@ -197,14 +197,16 @@ class Rest:
                     )
         return upstream_gradients if native.gradients else {}
 
-    def expected(self, native: Observation) -> dict[Item, Any]:
+    def list_expected(self, native: Observation) -> dict[Item, Any]:
         """What the rest must return: the model's outputs, and what the blocks got."""
         expected_items: dict[Item, Any] = {
             output(_inner_path(item)): value for item, value in native.outputs.items()
         }
         for calls in self.calls.values():
             for call in calls:
-                taken = flattened(bring_back([call.args, call.kwargs]), _taken_path(call)).leaves
+                taken = flatten_value(
+                    bring_back([call.args, call.kwargs]), _taken_path(call)
+                ).leaves
                 expected_items |= {output(path): leaf for path, leaf in taken.items()}
         return expected_items
 
@@ -226,11 +228,11 @@ class Rest:
         for calls in self.calls.values():
             for call in calls:
                 number = f"[{call.number}]" if len(calls) > 1 else ""
-                tree = flattened(left_on_host([call.args, call.kwargs])).leaves
+                tree = flatten_value(left_on_host([call.args, call.kwargs])).leaves
                 for path in tree:
                     item_path = f"{_taken_path(call)}{path}"
                     names[item_path] = f"input of {call.name}{number} {path[3:]}"
-                for path in flattened(left_on_host(call.result)).leaves:
+                for path in flatten_value(left_on_host(call.result)).leaves:
                     item_path = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[item_path] = f"result of {call.name}{number} {path}".rstrip()
         return names

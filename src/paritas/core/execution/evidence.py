@@ -292,12 +292,12 @@ class Evidence(Generic[P_co]):
                 return None
             if self.is_narrow:
                 quick = self._program.quick_wide()
-                self._arbiter = self._lifted() if quick is None else [quick]
+                self._arbiter = self._lift_by_mode() if quick is None else [quick]
             elif self._program.notes_float64:
                 self.notes.add_weaker("the program runs in float64: there is no wider arbiter")
         return self._arbiter
 
-    def _lifted(self) -> list[Observation] | None:
+    def _lift_by_mode(self) -> list[Observation] | None:
         """Run the reference in float64 by a dispatch mode, which also shows its casts."""
         self.tell("running the reference in float64")
         looks = not self._program.knows_dtypes
@@ -324,7 +324,7 @@ class Evidence(Generic[P_co]):
                 raise NoiseNotYetMeasured
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
             self.tell(f"measuring rounding in {whose}, run {spread.runs + 1}")
-            observations = self.perturbed(unit, spread.runs, demand)
+            observations = self.run_perturbed(unit, spread.runs, demand)
             if not is_usable(
                 observations, "a perturbed run of the reference", self.notes, weakens=False
             ):
@@ -422,7 +422,9 @@ class Evidence(Generic[P_co]):
             self.tell(f"looking for decisions within rounding, pair {unit_pairs.runs + 1} of runs")
             logs = DecisionLog(), DecisionLog()
             plus, minus = (
-                self.perturbed(unit, _FIRST_PAIR_SEED + unit_pairs.runs, demand, gain=gain, log=log)
+                self.run_perturbed(
+                    unit, _FIRST_PAIR_SEED + unit_pairs.runs, demand, gain=gain, log=log
+                )
                 for gain, log in zip((unit_pairs.gain, -unit_pairs.gain), logs, strict=True)
             )
             for perturbed_run in (plus, minus):
@@ -494,7 +496,7 @@ class Evidence(Generic[P_co]):
             self._baseline = self.native if arbiter is None else arbiter
         return self._baseline
 
-    def decided(
+    def run_with_decisions(
         self, unit: float, runs: int, demand: Demand | None = None
     ) -> list[list[Observation]]:
         """Runs that record what decided their discrete results: a plain one, then perturbed.
@@ -512,10 +514,10 @@ class Evidence(Generic[P_co]):
         while len(decision_runs) <= runs:
             self.tell(f"looking for ties, run {len(decision_runs)}")
             seed = len(decision_runs) - 1
-            decision_runs.append(self.perturbed(unit, seed, demand, remember_decisions=True))
+            decision_runs.append(self.run_perturbed(unit, seed, demand, remember_decisions=True))
         return decision_runs
 
-    def perturbed(
+    def run_perturbed(
         self,
         unit: float,
         seed: int,
@@ -551,7 +553,7 @@ class Evidence(Generic[P_co]):
                 wide=wide,
                 mode=mode,
                 watch=leaving,
-                wanted=self._wanted(demand, none=remember_decisions),
+                wanted=self._wanted_gradients(demand, none=remember_decisions),
                 second=demand.at_second,
             )
         )
@@ -559,7 +561,7 @@ class Evidence(Generic[P_co]):
         self.is_smooth = before and mode.is_smooth
         return observations
 
-    def _wanted(self, demand: Demand, *, none: bool) -> frozenset[Item] | None:
+    def _wanted_gradients(self, demand: Demand, *, none: bool) -> frozenset[Item] | None:
         """The gradients that a perturbed run computes; None for all.
 
         All of them if a second call continues from the state of the first. If the order of
@@ -626,10 +628,10 @@ class Evidence(Generic[P_co]):
 
     def complete(self, observation: Observation, item: Item) -> Any:
         """An item of a run; an unchanged input or buffer has its initial value."""
-        return completed(observation, item, self._program)
+        return complete_item(observation, item, self._program)
 
 
-def completed(observation: Observation, item: Item, program: Program) -> Any:
+def complete_item(observation: Observation, item: Item, program: Program) -> Any:
     """An item of a run; an unchanged one has its initial value, or `MISSING`."""
     is_present = any(
         item in table for table in (observation.outputs, observation.after, observation.state)
@@ -637,7 +639,7 @@ def completed(observation: Observation, item: Item, program: Program) -> Any:
     if is_present or not item.kind.is_afterwards:
         return observation.value(item)
     if item.kind.is_after_backward:
-        return completed(observation, item.of(item.kind.after_call), program)
+        return complete_item(observation, item.of(item.kind.after_call), program)
     return program.initial(item)
 
 

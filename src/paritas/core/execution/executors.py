@@ -303,7 +303,7 @@ class _Processes(Executor):
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._pool = self._made()
+        self._pool = self._make_pool()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a call; see `Executor.submit`."""
@@ -311,14 +311,14 @@ class _Processes(Executor):
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenExecutor:
             self._pool.shutdown(wait=False)
-            self._pool = self._made()
+            self._pool = self._make_pool()
             return self._pool.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  (the signature of executors)
         """Shut the pool down; see `Executor.shutdown`."""
         self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
 
-    def _made(self) -> ProcessPoolExecutor:
+    def _make_pool(self) -> ProcessPoolExecutor:
         # Forking a process whose threads hold locks may hang.
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self._workers, context, initializer=_prepare_worker)

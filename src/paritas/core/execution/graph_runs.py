@@ -42,7 +42,7 @@ from paritas.core.torch_private.graphs import (
     lift_tensors,
     node_dtypes,
     placeholders,
-    returned,
+    returned_values,
     written_placeholders,
 )
 from paritas.core.torch_private.operators import WIDE
@@ -149,7 +149,7 @@ class ReferenceGraph:
         return cls(
             module=graph,
             inputs=tuple(inputs or [node.name for node in placeholders(graph)]),
-            outputs=tuple(outputs or map(nth_output, range(len(returned(graph))))),
+            outputs=tuple(outputs or map(nth_output, range(len(returned_values(graph))))),
             written=written,
             dtypes=node_dtypes(module),
             draws=draws_random_numbers(module),
@@ -281,7 +281,7 @@ class GraphProgram(Program):
 
         self.reference.lean.compare_once([value for _, value in observation.items()], run)
 
-    def given(self) -> dict[str, Any]:
+    def known_arguments(self) -> dict[str, Any]:
         """The arguments by name, before the call."""
         return dict(zip(self.reference.inputs, self.kept, strict=False))
 
@@ -388,7 +388,7 @@ class CapturedReference:
             uses_draws=captured_graph_uses_draws(module),
         )
 
-    def named(self, args: list[Any]) -> dict[str, Any]:
+    def name_arguments(self, args: list[Any]) -> dict[str, Any]:
         """The arguments by name."""
         return dict(zip(self.inputs, args, strict=False))
 
@@ -409,7 +409,9 @@ class CapturedReference:
         for name, (value, _), same in zip(tensors, pairs, all_equal(pairs), strict=True):
             if not same:
                 observation.after[after_call(name)] = value.clone()
-        inputs_by_item = {input_of(name): value for name, value in self.named(args).items()}
+        inputs_by_item = {
+            input_of(name): value for name, value in self.name_arguments(args).items()
+        }
         observation.aliases = find_aliases(observation.outputs, inputs_by_item)
 
 
@@ -511,7 +513,7 @@ class CapturedProgram(Program):
         ]
         differentiable_inputs = {
             name: value
-            for name, value in self.reference.named(args).items()
+            for name, value in self.reference.name_arguments(args).items()
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
         with options.around():
@@ -532,13 +534,13 @@ class CapturedProgram(Program):
         """Copies of the arguments, which may be written to."""
         return copy_arguments(self.kept, wide=wide)
 
-    def given(self) -> dict[str, Any]:
+    def known_arguments(self) -> dict[str, Any]:
         """The arguments by name, before the call."""
-        return self.reference.named(self.kept)
+        return self.reference.name_arguments(self.kept)
 
     def initial(self, item: Item) -> Any:
         """The argument before the call."""
-        return self.given().get(item.name, MISSING)
+        return self.known_arguments().get(item.name, MISSING)
 
 
 def _make_unique(names: list[str]) -> list[str]:

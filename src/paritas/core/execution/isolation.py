@@ -247,7 +247,7 @@ class ProgramState:
             return MISSING if saved is None else saved
         return self._leaves.get(path, MISSING)
 
-    def changed(self, among: frozenset[str] | None = None) -> dict[str, Any]:
+    def changed_values(self, among: frozenset[str] | None = None) -> dict[str, Any]:
         """The values that have changed, by name; tensors are copied.
 
         In a wide run the tensors are float64 and are compared with the widened saved values; only
@@ -383,7 +383,7 @@ class ProgramState:
     # --- Running on other tensors -----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def swapped(self, values: dict[str, Tensor]) -> Iterator[None]:
+    def swap_tensors(self, values: dict[str, Tensor]) -> Iterator[None]:
         """Replace tensors by others, in every place that holds them."""
         self._is_wide = True
         expected, shows = self._expected, self._shows_replacing
@@ -409,7 +409,7 @@ class ProgramState:
             for table, key in places if name in values else ():
                 _set_item(table, key, values[name])
 
-    def widened(self) -> dict[str, Tensor]:
+    def widen_state(self) -> dict[str, Tensor]:
         """Copies of the saved state in float64; parameters stay parameters."""
         wide: dict[str, Tensor] = {}
         for name, tensor in self.tensors.items():

@@ -145,7 +145,7 @@ class ItemEvidence:
             return None
         return value if value.shape == native.shape else None
 
-    def lifted(self) -> Tensor | None:
+    def lift_candidate(self) -> Tensor | None:
         """The candidate's value in float64."""
         arbiter = self.arbiter()
         value = None if arbiter is None else self._meant_value()
@@ -231,7 +231,7 @@ class ItemEvidence:
         narrow = native.dtype in WIDE and least is not None and least.shape == native.shape
         return least if narrow else None
 
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+    def find_undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where rounding of size `unit` decides between the reference's and this value."""
         native = self._native()
         if native is None or candidate.shape != native.shape:
@@ -241,12 +241,12 @@ class ItemEvidence:
         rate = ERROR_RATE / max(1, int(contested.sum()))
         near = torch.zeros_like(contested)
         for runs in range(1, MOST_RUNS + 1):
-            decided = self.evidence.decided(unit, runs, self._demand)
+            decided = self.evidence.run_with_decisions(unit, runs, self._demand)
             call_runs = [run[self.call] for run in decided if len(run) > self.call]
             distance = self._distances(call_runs, reference, candidate)
             if distance is None:
                 # The decision is unknown: rounding decides where a run gives the candidate's value.
-                near = self._reached(call_runs, reference, candidate)
+                near = self._find_reached(call_runs, reference, candidate)
                 if bool(near[contested].all()):
                     break
                 continue
@@ -282,7 +282,9 @@ class ItemEvidence:
         tie = math.inf if is_comparison else 0.0
         return torch.where((spread == 0) & (plain == 0), tie, distance)
 
-    def _reached(self, runs: list[Observation], reference: Tensor, candidate: Tensor) -> Tensor:
+    def _find_reached(
+        self, runs: list[Observation], reference: Tensor, candidate: Tensor
+    ) -> Tensor:
         """Where some run gives the candidate's value."""
         reached = torch.zeros_like(reference, dtype=torch.bool)
         for run in runs:
@@ -364,7 +366,7 @@ class GivenItem(ItemEvidence):
         """The reference's value."""
         return self._true_value()
 
-    def lifted(self) -> Tensor | None:
+    def lift_candidate(self) -> Tensor | None:
         """The candidate's value."""
         pair = self.wide_pair()
         return None if pair is None else pair[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.torch_private.watching import (
     module_hooks,
     present_modes,
@@ -60,7 +60,9 @@ def _changed_hooks(before: dict[str, dict[Any, Any]]) -> dict[str, str]:
         return {}
     restore_module_hooks(before)
     return {
-        f"hooks of all {_callers_of(name)}: {name}": f"left with {counted(len(now[name]), 'hook')}"
+        f"hooks of all {_callers_of(name)}: {name}": (
+            f"left with {count_things(len(now[name]), 'hook')}"
+        )
         for name in now
         if now[name] != before[name] and not name.endswith(_FLAGS)
     }

@@ -16,7 +16,7 @@ from torch.fx import Node
 from paritas.core.execution.node_runs import NodeProgram, tensors_in
 from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier
-from paritas.core.torch_private.graphs import copy_graph, placeholders, returned
+from paritas.core.torch_private.graphs import copy_graph, placeholders, returned_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ class BackwardNodes:
         result.recompile()
         return result
 
-    def arrived(
+    def arriving_gradients(
         self, gradients: Mapping[Use, Tensor | None], cotangents: Mapping[int, Cotangent]
     ) -> dict[str, dict[ValuePath, Tensor]]:
         """The gradients that each node gets for its results; only nodes for which all are known.
@@ -117,7 +117,7 @@ class BackwardNodes:
                         unknown.add(source.name)
                     elif (part := gradients[use]) is not None:
                         parts.setdefault(self._place_of(source), []).append(part)
-        for position, value in enumerate(returned(self.graph)):
+        for position, value in enumerate(returned_values(self.graph)):
             if position in cotangents and isinstance(value, Node):
                 parts.setdefault(self._place_of(value), []).append(cotangents[position].outside())
         unknown = {
@@ -165,7 +165,7 @@ class NodeGradient(NodeProgram):
 
     def _prepare(self, options: RunOptions) -> Callable[[], Any]:
         copier = Copier(widen=options.wide)
-        reads = self.call.copied(copier)
+        reads = self.call.copy_reads(copier)
         tensors = [
             copier.copy_tensor(arrived_gradient) for arrived_gradient in self.arrived.values()
         ]

@@ -15,7 +15,7 @@ from paritas.core.execution.observation import storage_address
 from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.torch_private.global_state import running_eagerly
-from paritas.core.torch_private.graphs import copy_graph, output_node, returned
+from paritas.core.torch_private.graphs import copy_graph, output_node, returned_values
 from paritas.core.torch_private.vmapped import (
     VmapLevel,
     hide_dimension,
@@ -232,7 +232,7 @@ def tap_captured(module: GraphModule, taps: Collection[Tap], run: GraphRun) -> G
     nodes = {node.name: node for node in result.graph.nodes}
     last = output_node(result)
     returning = [_insert_tap(result, tap, nodes, last, run) for tap in taps]
-    last.args = ((*returned(result), *returning),)
+    last.args = ((*returned_values(result), *returning),)
     result.recompile()
     return result
 
@@ -310,7 +310,7 @@ class NodeCall:
 
     def once(self) -> tuple[Any, dict[str, Any]]:
         """Run it; returns its result, and what it read after the run, by node."""
-        reads = self.copied(Copier()) if self.run.wrote else self.reads
+        reads = self.copy_reads(Copier()) if self.run.wrote else self.reads
         with self.around(), torch.no_grad():
             return self.call(reads), reads
 
@@ -321,7 +321,7 @@ class NodeCall:
     def prepare(self, options: RunOptions, path: ValuePath, after: str) -> Callable[[], Any]:
         """Return the function to run."""
         copies = options.wide or bool(self.run.wrote)
-        reads = self.copied(Copier(widen=options.wide)) if copies else self.reads
+        reads = self.copy_reads(Copier(widen=options.wide)) if copies else self.reads
 
         def call() -> Any:
             value = self.call(reads)
@@ -332,7 +332,7 @@ class NodeCall:
 
         return call
 
-    def copied(self, copier: Copier) -> dict[str, Any]:
+    def copy_reads(self, copier: Copier) -> dict[str, Any]:
         """Copies of what it reads, by node."""
         return {name: _map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()}
 

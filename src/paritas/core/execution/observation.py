@@ -187,16 +187,16 @@ def named_like(observation: Observation, reference: Observation) -> Observation:
         return observation
     names = dict(zip(observation.outputs, reference.outputs, strict=True))
 
-    def renamed(table: dict[Item, Any]) -> dict[Item, Any]:
+    def rename_items(table: dict[Item, Any]) -> dict[Item, Any]:
         return {names.get(item, item): value for item, value in table.items()}
 
     return dataclasses.replace(
         observation,
-        outputs=renamed(observation.outputs),
+        outputs=rename_items(observation.outputs),
         kinds=reference.kinds,
-        strides=renamed(observation.strides),
-        requires_grad=renamed(observation.requires_grad),
-        live=renamed(observation.live),
+        strides=rename_items(observation.strides),
+        requires_grad=rename_items(observation.requires_grad),
+        live=rename_items(observation.live),
         inference={names.get(item, item) for item in observation.inference},
         aliases=frozenset(
             (names.get(other, other), names[item]) for other, item in observation.aliases

@@ -51,7 +51,7 @@ class Program(abc.ABC):
         """The value of an input or state before the call, or `MISSING`."""
         return MISSING
 
-    def given(self) -> dict[str, Any]:
+    def known_arguments(self) -> dict[str, Any]:
         """Its known arguments by name."""
         return {}
 

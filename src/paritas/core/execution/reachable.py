@@ -240,17 +240,17 @@ class _ReachWalk:
         used = [
             n for n in sorted(_globals_in(function.__code__)) if n in space or n not in _BUILT_IN
         ]
-        entries += self._named(space, used, GLOBAL)
+        entries += self._list_entries(space, used, GLOBAL)
         for key in used:
             module = space.get(key)
             if isinstance(module, types.ModuleType) and is_own(module.__name__):
                 # Other classes of modules import what they lack on first use.
                 is_lazy = type(module) is not types.ModuleType
                 inside = sorted(names & vars(module).keys() if is_lazy else names)
-                entries += self._named(vars(module), inside, f"{GLOBAL}{key}.")
+                entries += self._list_entries(vars(module), inside, f"{GLOBAL}{key}.")
         return entries
 
-    def _named(
+    def _list_entries(
         self, namespace: dict[str, Any], names: list[str], prefix: str
     ) -> list[tuple[str, Any, Any, Any]]:
         names = [name for name in names if not name.startswith("__")]

@@ -31,7 +31,7 @@ from paritas.core.execution.observation import (
 )
 from paritas.core.execution.saved_state import ProcessState, RandomState
 from paritas.core.numerics.contents import given_to_tensor, map_leaves
-from paritas.core.numerics.flattening import flattened
+from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.items import Item, ItemKind, output
 from paritas.core.results.items import gradient as gradient_of
 from paritas.core.torch_private.global_state import taking_stance
@@ -66,11 +66,11 @@ def running_subject(
         stack.callback(subject.state.restore)
         values = {**subject.state.tensors, **subject.state.lent}
         if conditions.options.wide:
-            values = subject.state.widened()
+            values = subject.state.widen_state()
             for name, value in values.items():
                 if value.requires_grad:
                     copy_hooks(subject.state.tensors[name], value)
-            stack.enter_context(subject.state.swapped(values))
+            stack.enter_context(subject.state.swap_tensors(values))
             stack.enter_context(any_attention())
         if conditions.options.mode is not None:
             stack.enter_context(taking_stance("force_eager"))
@@ -149,7 +149,7 @@ def _observe_call(
     finally:
         observation.process |= process.put_back()
     observation.rng_after = observation.rng_before.after_call()
-    returned = flattened(result, OUTPUT)
+    returned = flatten_value(result, OUTPUT)
     live = {output(path): leaf for path, leaf in returned.leaves.items()}
     observation.kinds, observation.cut_off = returned.kinds, returned.cut_off
     tensors_by_item = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
@@ -164,7 +164,7 @@ def _observe_call(
             observation.flags[Item(ItemKind.INPUT_AFTER_CALL, path)] = tensor.requires_grad
     for name, flag in subject.state.changed_flags().items():
         observation.flags[Item(ItemKind.STATE_AFTER_CALL, name)] = flag
-    changed = subject.state.changed(conditions.changing)
+    changed = subject.state.changed_values(conditions.changing)
     for name, value in changed.items():
         observation.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
     if conditions.gradients:
@@ -205,7 +205,7 @@ def _note_state_after_backward(
     subject: Subject, changed: dict[str, Any], conditions: RunConditions, observation: Observation
 ) -> None:
     """Record the state that the backward pass itself changed."""
-    now = subject.state.changed(conditions.changing)
+    now = subject.state.changed_values(conditions.changing)
     for name in dict.fromkeys((*changed, *now)):
         first = subject.state.initial(name)
         left, right = changed.get(name, first), now.get(name, first)
@@ -218,7 +218,7 @@ def _values_after(item: Item, value: Any) -> dict[Item, Any]:
     """A value after the call, or the parts of a tensor that is not dense."""
     if not isinstance(value, torch.Tensor):
         return {item: keep_leaf(value)}
-    leaves = flattened(value.detach(), item.name).leaves
+    leaves = flatten_value(value.detach(), item.name).leaves
     return {item.named(name): keep_leaf(leaf) for name, leaf in leaves.items()}
 
 
@@ -241,7 +241,7 @@ def _note_output(
         return
     observation.requires_grad[item] = leaf.requires_grad
     for name, value in given_to_tensor(leaf).items():
-        parts = flattened(value, f"{item.name}.{name}").leaves
+        parts = flatten_value(value, f"{item.name}.{name}").leaves
         observation.attributes |= {output(path): keep_leaf(part) for path, part in parts.items()}
     if conditions.holds:
         observation.live[item] = leaf.detach()

@@ -120,13 +120,13 @@ def drawn_like(
             drawn = stored_as(torch.randn(shape, generator=generator), example.dtype)
         return drawn.to(example.device)
 
-    def picked() -> Tensor:
+    def pick_values() -> Tensor:
         places = torch.randint(pool.numel(), (count,), generator=generator)
         return pool[places.to(pool.device)].cpu()
 
-    first = picked()
+    first = pick_values()
     if character.kind == "free":
-        second = picked()
+        second = pick_values()
         share = torch.rand(count, generator=generator, dtype=torch.float64)
         wide = first.double() + share * (second.double() - first.double())
         if pool.numel() == 1:
@@ -198,7 +198,7 @@ class SimilarInputs:
         self._tensors = dict(input_tensors(inputs))
         self._characters = {path: character_of(t) for path, t in self._tensors.items()}
 
-    def changed(self, change: Callable[[str, Tensor], Tensor | None]) -> Inputs | None:
+    def change_tensors(self, change: Callable[[str, Tensor], Tensor | None]) -> Inputs | None:
         """The given inputs with some tensors replaced; None if nothing changed."""
         copies = Copier()
         new: dict[int, Tensor] = {}
@@ -224,16 +224,16 @@ class SimilarInputs:
             if not _are_same(other_inputs, self.given):
                 return other_inputs
         self._generator.manual_seed(self.seed + 7919 * seed)
-        return self.changed(
-            lambda path, t: self._drawn(path, t, tuple(t.shape)) if t.numel() else None
+        return self.change_tensors(
+            lambda path, t: self._draw_tensor(path, t, tuple(t.shape)) if t.numel() else None
         )
 
-    def _drawn(self, path: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def _draw_tensor(self, path: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         return drawn_like(tensor, shape, self._characters[path], self._generator)
 
     def _free(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
         """Change every input that may be any float."""
-        return self.changed(
+        return self.change_tensors(
             lambda path, t: (
                 stored_as(self._restore_sign(path, change(as_computable(t))), t.dtype)
                 if self._characters[path].is_free and t.numel()
@@ -245,7 +245,7 @@ class SimilarInputs:
         """Values that programs often get wrong, the most telling first."""
         generator = self._generator
 
-        def shuffled(t: Tensor, values: Tensor) -> Tensor:
+        def shuffle_values(t: Tensor, values: Tensor) -> Tensor:
             order = torch.randperm(t.numel(), generator=generator)
             return values[order].reshape(t.shape).to(t.device, t.dtype)
 
@@ -283,7 +283,7 @@ class SimilarInputs:
             ("sorted", lambda t: _normal(t, generator).reshape(-1).sort().values.reshape(t.shape)),
             (
                 "repeated values",
-                lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double()),
+                lambda t: shuffle_values(t, (torch.arange(t.numel()) % 3 - 1).double()),
             ),
             ("denormal values", lambda t: _denormal(t, generator)),
         )
@@ -320,18 +320,18 @@ class SimilarInputs:
 
     def over_whole_range(self) -> Iterator[SimilarCase]:
         """Scales, other draws, offsets, mixtures of sizes; the simplest first."""
-        yield from self._scaled()
+        yield from self._scaled_cases()
         for number in range(_OTHER_DRAWS):
             yield from _some(f"other values, seed {number + 1}", self.other(40 + number))
         yield from self._labels()
         yield from self.values()
-        yield from self._mixed()
+        yield from self._mixed_cases()
         yield from self._around_centers()
         if len(self.free_paths) > 1:
             for path in self.free_paths:
                 yield from self._scaled_alone(path)
 
-    def _scaled(self) -> Iterator[SimilarCase]:
+    def _scaled_cases(self) -> Iterator[SimilarCase]:
         for power in range(1, _MOST_POWERS + 1):
             for signed in (-power, power):
                 inputs = self._free(lambda t, by=10.0**signed: _times(t, by))  # type: ignore[misc]
@@ -371,7 +371,7 @@ class SimilarInputs:
                         free = self._characters[where].is_free and t.numel()
                         return stored_as(_times(as_computable(t), by), t.dtype) if free else None
 
-                    yield from _some(f"{path} all {label:g}{words}", self.changed(change))
+                    yield from _some(f"{path} all {label:g}{words}", self.change_tensors(change))
 
     def _around_centers(self) -> Iterator[SimilarCase]:
         for center in _CENTERS:
@@ -381,7 +381,7 @@ class SimilarInputs:
                 )
                 yield from _some(f"close to {signed:g}", inputs)
 
-    def _mixed(self) -> Iterator[SimilarCase]:
+    def _mixed_cases(self) -> Iterator[SimilarCase]:
         generator = self._generator
         for length in _LENGTHS:
             evenly = self._free(lambda t, most=length: _evenly(t, most, generator))  # type: ignore[misc]
@@ -419,7 +419,7 @@ class SimilarInputs:
         """Change the free inputs of others of the same kind; None if none is free."""
         values = dict(input_tensors(base))
 
-        def made(path: str, tensor: Tensor) -> Tensor:
+        def vary_tensor(path: str, tensor: Tensor) -> Tensor:
             value = values[path].detach()
             if path not in self.free_paths:
                 return value.clone()
@@ -427,7 +427,7 @@ class SimilarInputs:
                 self._restore_sign(path, change(path, as_computable(value))), tensor.dtype
             )
 
-        return self.changed(made) if self.free_paths else None
+        return self.change_tensors(vary_tensor) if self.free_paths else None
 
     def step_from(self, base: Inputs, index: tuple[int, ...] | None) -> SimilarCase | None:
         """Other inputs near these, for a search; `index` is the place of the most wrong result."""
@@ -478,7 +478,7 @@ class SimilarInputs:
         return [*sorted(sizes, reverse=True), largest]
 
     def _integers(self, change: Callable[[Tensor], Tensor]) -> Inputs | None:
-        return self.changed(
+        return self.change_tensors(
             lambda path, t: (
                 stored_as(change(as_computable(t)), t.dtype).contiguous().clone()
                 if self._characters[path].kind == "integers" and self._characters[path].keep is None
@@ -487,7 +487,7 @@ class SimilarInputs:
         )
 
     def _booleans(self, *, value: bool) -> Inputs | None:
-        return self.changed(
+        return self.change_tensors(
             lambda path, t: (
                 torch.full_like(t, value) if self._characters[path].kind == "booleans" else None
             )

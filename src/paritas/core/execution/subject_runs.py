@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.errors import in_one_line
-from paritas.core.execution.evidence import Notes, WideDefault, completed, is_usable, run_quietly
+from paritas.core.execution.evidence import (
+    Notes,
+    WideDefault,
+    complete_item,
+    is_usable,
+    run_quietly,
+)
 from paritas.core.execution.held_values import MISSING
 from paritas.core.execution.observation import (
     Observation,
@@ -38,7 +44,7 @@ from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_PAIRS, FEW_RUNS, MOST_PAIRS
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
-from paritas.core.numerics.flattening import as_plain, flattened, is_dense
+from paritas.core.numerics.flattening import as_plain, flatten_value, is_dense
 from paritas.core.precision.lifting import DtypeLog, LiftMode, is_rounding
 from paritas.core.precision.widening import lifted_backend
 from paritas.core.torch_private.compile_time import quick_compiles
@@ -144,7 +150,7 @@ def _find_part(values_by_name: Mapping[str, Any], name: str) -> Any:
     for whole_name, value in values_by_name.items():
         is_whole = isinstance(value, torch.Tensor) and name.startswith(whole_name)
         if is_whole and not is_dense(value):
-            return flattened(value.detach(), whole_name).leaves.get(name, MISSING)
+            return flatten_value(value.detach(), whole_name).leaves.get(name, MISSING)
     return MISSING
 
 
@@ -202,7 +208,7 @@ class SubjectLift:
 
     def complete(self, observation: Observation, item: Item) -> Any:
         """An item of a run of the candidate; unchanged items have their initial value."""
-        return completed(observation, item, self.program)
+        return complete_item(observation, item, self.program)
 
     def initial(self, item: Item) -> Any:
         """A value before the call: the reference's, or else the candidate's."""
@@ -222,13 +228,13 @@ class SubjectLift:
             lifted_runs = self._lift_candidate()
             what = "only the native run was made: the candidate in float64"
             if lifted_runs is not None and is_usable(lifted_runs, what, self.notes):
-                self._runs = self.named(lifted_runs)
+                self._runs = self.rename_outputs(lifted_runs)
                 if self._leaks:
                     reason = "; ".join(self._leaks)
                     self.notes.add_weaker(f"the lifted run is judged at float32 noise: {reason}")
         return self._runs
 
-    def named(self, observations: list[Observation]) -> list[Observation]:
+    def rename_outputs(self, observations: list[Observation]) -> list[Observation]:
         """Rename the candidate's outputs for the comparison, call by call."""
         if not self.by_order:
             return observations

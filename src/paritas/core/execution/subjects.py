@@ -358,12 +358,12 @@ def inspect_subject(
     is_compiled = original is not function
     backends: list[Callable[..., Any]] = []
 
-    def unwrapped(value: Any) -> Any:
+    def unwrap_compiled(value: Any) -> Any:
         """Collect the backends of compiled code while searching a closure for modules."""
         backends.extend(b for b in dynamo.backends_of(value) if b not in backends)
         return dynamo.original_of(value)
 
-    modules = reachable_modules(function, unwrapped)
+    modules = reachable_modules(function, unwrap_compiled)
     if program_state is not None and program_state.is_of(function, modules):
         state = program_state
     else:

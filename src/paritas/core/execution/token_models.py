@@ -82,8 +82,10 @@ class TokenModel:
         self.tokens = self._find_tokens(by_name)
         decodes = self.tokens.startswith("decoder_")
         prefix = "decoder_" if decodes else ""
-        self.mask = "" if _warns_of_mask(original) else self._known(f"{prefix}attention_mask")
-        self.positions = self._known(f"{prefix}position_ids")
+        self.mask = (
+            "" if _warns_of_mask(original) else self._name_if_taken(f"{prefix}attention_mask")
+        )
+        self.positions = self._name_if_taken(f"{prefix}position_ids")
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
         self.needs_mask = False
@@ -97,7 +99,7 @@ class TokenModel:
 
     # --- Reading the signature and the inputs ---
 
-    def _known(self, name: str) -> str:
+    def _name_if_taken(self, name: str) -> str:
         return name if name in self.takes else ""
 
     def _find_tokens(self, arguments: dict[str, Any]) -> str:
@@ -348,12 +350,12 @@ class TokenModel:
         if returned_cache is not None or prepare is None or self.has_encoder:
             return None
 
-        def prepared() -> Any:
+        def prepare_inputs() -> Any:
             places = torch.arange(ids.shape[1], device=ids.device)
             return prepare(ids, use_cache=True, cache_position=places).get(self.cache)
 
         try:
-            return prepared if prepared() is not None else None
+            return prepare_inputs if prepare_inputs() is not None else None
         except Exception:  # noqa: BLE001  (it prepares none: the relation says that there is none)
             return None
 

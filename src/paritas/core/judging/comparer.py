@@ -185,7 +185,7 @@ class Comparer:
     def compare(self, reference: Observation, candidate: Observation) -> CollectedFindings:
         """Collect everything in which the two differ."""
         if reference.error is not None or candidate.error is not None:
-            self._compare_errors(reference.error, candidate.error, self._shown(CALL))
+            self._compare_errors(reference.error, candidate.error, self._label_item(CALL))
             return self.out
         self._compare_random(reference, candidate)
         # A perturbed run with a backward pass for everything costs as much as all other runs.
@@ -213,7 +213,7 @@ class Comparer:
             self._compare_repeated(reference, candidate)
         return self.out
 
-    def _shown(self, item: Item) -> Item:
+    def _label_item(self, item: Item) -> Item:
         """The item as findings name it: with the call and the set of inputs."""
         return item.during(self.occasion.call, self.occasion.inputs)
 
@@ -229,11 +229,12 @@ class Comparer:
     ) -> None:
         """Add what was found in this call about an item; with `counts`, as a comparison."""
         self.out.compared += counts
-        self.out.add(self._shown(item), aspect, status, reason, advice)
+        self.out.add(self._label_item(item), aspect, status, reason, advice)
 
     def _add_findings(self, findings: Iterable[Finding]) -> None:
         self.out.findings += [
-            msgspec.structs.replace(finding, item=self._shown(finding.item)) for finding in findings
+            msgspec.structs.replace(finding, item=self._label_item(finding.item))
+            for finding in findings
         ]
 
     def _compare_errors(
@@ -327,7 +328,7 @@ class Comparer:
                 reason += ": its elements share memory, so a write to one changes others"
                 self._add(item, Aspect.ALIAS, Status.DIFFERENT, reason, counts=False)
             else:
-                self.out.notes.append(f"{self._shown(item)}: {reason}")
+                self.out.notes.append(f"{self._label_item(item)}: {reason}")
         self._compare_flags(item, reference, candidate)
 
     def _compare_flags(self, item: Item, reference: Observation, candidate: Observation) -> None:
@@ -345,7 +346,7 @@ class Comparer:
             if torch.is_grad_enabled():
                 self._add(item, aspect, Status.DIFFERENT, reason, INFERENCE_ADVICE, counts=False)
             else:
-                self.out.notes.append(f"{self._shown(item)}: {reason}")
+                self.out.notes.append(f"{self._label_item(item)}: {reason}")
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
         if reference.outputs.keys() != candidate.outputs.keys():
@@ -374,7 +375,7 @@ class Comparer:
         if not items:
             self.out.compared += 1
             reason = "unchanged on both sides"
-            self.out.findings.append(agreement(self._shown(whole_item), Aspect.VALUE, reason))
+            self.out.findings.append(agreement(self._label_item(whole_item), Aspect.VALUE, reason))
 
     def _compare_set_flags(self, reference: Observation, candidate: Observation) -> None:
         """Compare `requires_grad` of inputs and state that one of the calls has set."""
@@ -408,7 +409,7 @@ class Comparer:
 
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and similar objects are not values."""
-        shown = self._shown(item)
+        shown = self._label_item(item)
         if not self._is_judged_by_noise(left, right) and not self.sides.repetition.is_repeated(
             item, self.call
         ):
@@ -480,9 +481,9 @@ class Comparer:
         owned = self.sides.reference.state.owned | self.sides.candidate.state.owned
         if item.name not in owned:
             who = "candidate" if item in candidate.state else "reference"
-            self.out.skipped.append(f"{self._shown(item)}: only the {who} has it")
+            self.out.skipped.append(f"{self._label_item(item)}: only the {who} has it")
             return
-        self.out.unmatched.append(self._shown(item).text)
+        self.out.unmatched.append(self._label_item(item).text)
         reason = "changed on one side and missing on the other"
         self._add(item, Aspect.STRUCTURE, Status.UNVERIFIED, reason, counts=False)
 
@@ -515,13 +516,13 @@ class Comparer:
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         self.out.skipped += [
-            f"gradients through {self._shown(output(path))}, {reference.kinds[path].name}: none of "
-            "its parts can be differentiated"
+            f"gradients through {self._label_item(output(path))}, {reference.kinds[path].name}: "
+            "none of its parts can be differentiated"
             for path in reference.cut_off
         ]
         if reference.gradient_error is not None or candidate.gradient_error is not None:
             errors = reference.gradient_error, candidate.gradient_error
-            self._compare_errors(*errors, self._shown(BACKWARD))
+            self._compare_errors(*errors, self._label_item(BACKWARD))
             return
         aspect = Aspect.REQUIRES_GRAD
         if reference.gradients and not any(candidate.requires_grad.values()):
@@ -540,7 +541,7 @@ class Comparer:
             reason = "the candidate's parameter does not require grad, the reference's does"
             self._add(item, aspect, Status.DIFFERENT, reason)
         if missing:
-            self.out.unmatched += [self._shown(item).text for item in missing]
+            self.out.unmatched += [self._label_item(item).text for item in missing]
             reason = f"{len(missing)} gradients have no counterpart by name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
             self._add(GRADIENTS, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice, counts=False)
@@ -558,7 +559,7 @@ class Comparer:
         for item, gradient in candidate.gradients.items():
             if item in reference.gradients or gradient is None or not bool(gradient.any()):
                 continue
-            self.out.unmatched.append(f"{self._shown(item)} (candidate only)")
+            self.out.unmatched.append(f"{self._label_item(item)} (candidate only)")
             reason = "the candidate computes this gradient, the reference does not"
             advice = "set requires_grad=False on a parameter that is not trained"
             self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
@@ -579,7 +580,7 @@ class Comparer:
         if not items:
             return
         if not all(finding.status.passes() for finding in self.out.findings):
-            what = self._shown(GRADIENTS.named("gradients of gradients"))
+            what = self._label_item(GRADIENTS.named("gradients of gradients"))
             self.out.skipped.append(f"{what}: the values they are computed from differ already")
             return
         self.demand.go_on_to_second()
@@ -592,7 +593,7 @@ class Comparer:
 
     def _compare_repeated(self, reference: Observation, candidate: Observation) -> None:
         """Compare the gradients of a second backward pass that are not those of the first."""
-        differing = {self._shown(item) for item in candidate.again}
+        differing = {self._label_item(item) for item in candidate.again}
         wrong = {finding.item for finding in self.out.findings if not finding.status.passes()}
         if not candidate.again or differing & wrong:
             return  # equal bits, or the first ones are wrong already
@@ -614,7 +615,7 @@ class Comparer:
             return False
         self.out.compared += 1
         reason = f"zero up to rounding: at most {largest:.3g}, and almost zero in float64"
-        pair = Pair(self._shown(item), None, right)
+        pair = Pair(self._label_item(item), None, right)
         self.out.findings.append(settle_pair(pair, Ruling(Status.EQUIVALENT, reason, UNTYPED)))
         return True
 
@@ -666,7 +667,7 @@ class Comparer:
         if left is None and right is None:
             self.out.compared += 1
             reason = "unused on both sides"
-            self.out.findings.append(agreement(self._shown(item), Aspect.VALUE, reason))
+            self.out.findings.append(agreement(self._label_item(item), Aspect.VALUE, reason))
             return
         some = left if left is not None else right
         if some is None:

@@ -128,13 +128,13 @@ class Explainer:
         if is_judging_only():
             return list(findings)
         return [
-            self._explained(finding, reference, candidate, evidence, context)
+            self._explain_finding(finding, reference, candidate, evidence, context)
             if finding.aspect is Aspect.VALUE and finding.status.is_wrong
             else finding
             for finding in findings
         ]
 
-    def _explained(
+    def _explain_finding(
         self,
         finding: Finding,
         reference: Any,
@@ -189,7 +189,7 @@ class Explainer:
         self.pictured = True
         native_fails = finding.native is not None and not finding.native.passed
         if finding.lifted is not None and not finding.lifted.passed and not native_fails:
-            lifted, arbiter = evidence.lifted(), evidence.arbiter()
+            lifted, arbiter = evidence.lift_candidate(), evidence.arbiter()
             if lifted is not None and arbiter is not None and lifted.shape == arbiter.shape:
                 return draw_picture(arbiter, lifted, diagnosis.where, lifted=True)
         return draw_picture(*pair, diagnosis.where)
@@ -295,7 +295,7 @@ def _diagnose_lifted(
     plainly = finding.lifted is None and finding.native is None  # far off: neither was needed
     if not plainly and (finding.lifted is None or finding.lifted.passed):
         return None
-    lifted = evidence.lifted()
+    lifted = evidence.lift_candidate()
     if lifted is None or arbiter is None:
         return None
     noise = _lifted_noise(arbiter, lifted, evidence, measured=finding.lifted is not None)
@@ -465,7 +465,7 @@ def gradient_runs(
     if not isinstance(program, CapturedProgram):
         return None
     cotangents = program.cotangents or {}
-    named = program.reference.named(program.kept)
+    named = program.reference.name_arguments(program.kept)
     differentiable_names = [
         input_name for input_name, value in named.items() if _requires_grad(value)
     ]
@@ -489,7 +489,11 @@ def gradient_runs(
         with program.surroundings.around():
             gradients = _differentiate(program, call, args, list(operands[len(places) :]))
         value = gradients[differentiable_names.index(name)]
-        return torch.zeros_like(program.reference.named(args)[name]) if value is None else value
+        return (
+            torch.zeros_like(program.reference.name_arguments(args)[name])
+            if value is None
+            else value
+        )
 
     def remake(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
         with program.surroundings.around(), torch.enable_grad():

@@ -12,7 +12,7 @@ from paritas.core.judging.matching import match
 from paritas.core.judging.pairs import Checks, Pair, judge_pair
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.checkers import NO_EVIDENCE, AutomaticValueChecker, ValueChecker
-from paritas.core.numerics.flattening import Flat, flattened
+from paritas.core.numerics.flattening import Flat, flatten_value
 from paritas.core.numerics.judge_evidence import NoEvidence
 from paritas.core.results.findings import Coverage, Verdict
 from paritas.core.results.items import Item, ItemKind
@@ -45,8 +45,8 @@ def judge(
     """
     checks = Checks(checkers=(value_checker or AutomaticValueChecker(),))
     root = Item(ItemKind.NAMED, "value")
-    left, right = (flattened(side, root.name) for side in (reference, candidate))
-    wide = None if fp64_ref is None else flattened(fp64_ref, root.name)
+    left, right = (flatten_value(side, root.name) for side in (reference, candidate))
+    wide = None if fp64_ref is None else flatten_value(fp64_ref, root.name)
     matching = match(left, right, checks, root)
     findings, notes = list(matching.findings), list(matching.notes)
     for item, left, right in matching.pairs:

@@ -9,7 +9,7 @@ import torch
 
 from paritas.core.numerics.contents import SEQUENCE
 from paritas.core.results.findings import Aspect, Finding, mismatch
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ def _find_unlike_names(
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [mismatch(like, Aspect.STRUCTURE, reason)] if checks.size else []
-    reference_paths, ours = (enumerated(paths, _MOST_NAMED) for paths in (gone, new))
+    reference_paths, ours = (list_first(paths, _MOST_NAMED) for paths in (gone, new))
     reason = f"the reference returns {reference_paths}, the candidate {ours}"
     return [mismatch(like, Aspect.STRUCTURE, reason)]
 

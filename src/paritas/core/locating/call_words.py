@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.numerics.bits import dtype_name
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import traits
 from paritas.core.tracing.traces import Operation, TracedCall, ValueRef
@@ -95,7 +95,7 @@ def call_names(operations: Sequence[Operation]) -> str:
     times = Counter(call_name(operation) for operation in operations)
     names = [name if count == 1 else f"{name} ({count} times)" for name, count in times.items()]
     if len(names) > _MOST_NAMED:
-        more = counted(len(names) - _MOST_NAMED, "other operator")
+        more = count_things(len(names) - _MOST_NAMED, "other operator")
         return f"{', '.join(names[:_MOST_NAMED])} and {more}"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 

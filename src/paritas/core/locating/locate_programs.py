@@ -521,7 +521,9 @@ class _Search:
         reference = right.region(joint.reference, joint.slots[1], places)
         taken = reference.given.values()
         shared = {
-            index: place for index, place in right.shared(places).items() if place not in taken
+            index: place
+            for index, place in right.shared_values(places).items()
+            if place not in taken
         }
         before = self._region_before(parting, places, native=native)
         reference = dataclasses.replace(reference, shared=shared, before=before)
@@ -544,7 +546,7 @@ class _Search:
             return None
         free = {number: place for number, place in places.items() if number not in cut.computed}
         region = cut.region(None, 0, free)
-        return dataclasses.replace(region, shared=cut.shared(places))
+        return dataclasses.replace(region, shared=cut.shared_values(places))
 
     def _cut_region(
         self, parting: Parting, side: int, operations: Sequence[Operation], *, native: bool
@@ -613,7 +615,7 @@ class _RegionCut:
             {index: self.tensors[index].stride() for index in given},
         )
 
-    def shared(self, places: Mapping[int, int]) -> dict[int, int]:
+    def shared_values(self, places: Mapping[int, int]) -> dict[int, int]:
         """The values that they compute and that have a place among the arguments."""
         return {
             index: places[number]

@@ -84,7 +84,7 @@ class Parting:
     @property
     def reference(self) -> OwnPart:
         """What only the reference computes; what leads to no wrong result counts for nothing."""
-        present = {self.classes[index] for index in self._needed()}
+        present = {self.classes[index] for index in self._find_needed()}
         computed = {
             self.known.classes[index]
             for operation in self.theirs.trace.operations
@@ -99,7 +99,7 @@ class Parting:
         }
         return OwnPart.behind("reference", self.theirs.trace, self.ends[0], indexes)
 
-    def _needed(self) -> set[int]:
+    def _find_needed(self) -> set[int]:
         """The values of the candidate that lead to the wrong results."""
         trace = self.mine.trace
         needed = set(self.ends[1])

@@ -117,7 +117,7 @@ class Region:
 
     def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """What its operators compute and read, except its result."""
-        program, copies = self._copied(tensors, wide=wide)
+        program, copies = self._copy_fixed_values(tensors, wide=wide)
         default = own_default()
         lift = LiftMode(default, default) if wide else contextlib.nullcontext()
         with torch.no_grad(), lift:
@@ -129,12 +129,14 @@ class Region:
         """It on some arguments, in several precisions."""
 
         def prepare(options: RunOptions) -> Callable[[], Any]:
-            program, copies = self._copied(tensors, wide=options.wide)
+            program, copies = self._copy_fixed_values(tensors, wide=options.wide)
             return lambda: program(*copies)
 
         return ValueProgram(prepare, tensors)
 
-    def _copied(self, tensors: Sequence[Tensor], *, wide: bool) -> tuple[Region, list[Tensor]]:
+    def _copy_fixed_values(
+        self, tensors: Sequence[Tensor], *, wide: bool
+    ) -> tuple[Region, list[Tensor]]:
         """It with copies of its fixed values, and copies of some arguments."""
         copier = Copier(widen=wide)
         copies = [copy_argument(copier, tensor) for tensor in tensors]

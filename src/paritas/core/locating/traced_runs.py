@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.core.execution.evidence import Evidence, WideDefault, completed, run_quietly
+from paritas.core.execution.evidence import Evidence, WideDefault, complete_item, run_quietly
 from paritas.core.execution.observation import RunOptions, named_like
 from paritas.core.execution.program import Program
 from paritas.core.execution.subject_runs import SubjectProgram
@@ -178,8 +178,8 @@ class TracedSides:
             right = named_like(right, left)
         wrong = []
         for item in self.items:
-            ours = completed(left, item, self._program(self.call.reference))
-            candidate_value = completed(right, item, self._program(self.call.candidate))
+            ours = complete_item(left, item, self._program(self.call.reference))
+            candidate_value = complete_item(right, item, self._program(self.call.candidate))
             pair = (ours, candidate_value)
             if any(isinstance(value, torch.Tensor) for value in pair):
                 figures = [

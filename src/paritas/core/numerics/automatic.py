@@ -27,7 +27,7 @@ from paritas.core.numerics.pooling import NO_NOISE, Pooled, pool, populations
 from paritas.core.numerics.whole_error import WholeNoise, whole_error, whole_jumps
 from paritas.core.results.findings import Score, Status
 from paritas.core.results.items import Metrics
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -136,7 +136,7 @@ def judge_floats(
     if same and not _hides_faults(reference, evidence):
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
-    arbiter, lifted = evidence.arbiter(), evidence.lifted()
+    arbiter, lifted = evidence.arbiter(), evidence.lift_candidate()
     own_error = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
     case = _FloatCase(reference, candidate, arbiter, own_error, evidence, gates)
     above: _RunOutcome | None = None
@@ -196,10 +196,10 @@ def judge_exact(reference: Tensor, candidate: Tensor, evidence: JudgeEvidence) -
     if metrics.mismatched == 0:  # only the dtype differs, which is checked elsewhere
         return Judgement(status=Status.IDENTICAL, metrics=metrics)
     how_many = f"{metrics.mismatched} of {metrics.numel} values"
-    arbiter, lifted = evidence.arbiter(), evidence.lifted()
+    arbiter, lifted = evidence.arbiter(), evidence.lift_candidate()
     meant_same = arbiter is not None and lifted is not None and bitwise_equal(arbiter, lifted)
     if evidence.unit is not None:
-        undecided = evidence.undecided(candidate, evidence.unit)
+        undecided = evidence.find_undecided(candidate, evidence.unit)
         contested = reference != candidate
         if undecided is not None and bool(undecided[contested].all()):
             reason = f"{how_many} differ, each decided by the reference's own rounding"
@@ -637,7 +637,7 @@ def _unexplained_reason(
     """
     if jumps.pairs is None or candidate.is_complex():
         return ""
-    rest = criterion.unexplained(candidate, truth, jumps.pairs)
+    rest = criterion.measure_unexplained(candidate, truth, jumps.pairs)
     if rest is None:
         return ""
     reference_error = 0.0
@@ -731,7 +731,7 @@ def _describe_open(decisions: dict[str, tuple[int, int]]) -> str:
     if not parts:
         return "a decision within a few roundings of its threshold changes it"
     return (
-        f"{enumerated(parts, _MOST_NAMED)} decisions are within a few roundings of their threshold"
+        f"{list_first(parts, _MOST_NAMED)} decisions are within a few roundings of their threshold"
     )
 
 

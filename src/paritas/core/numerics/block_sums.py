@@ -79,7 +79,7 @@ def _sum_by_stretch(x: Array, columns: Array) -> float:
     return float(np.add.reduce(rows, axis=None, dtype=np.float64))
 
 
-def widened(x: Array, name: str) -> Array:
+def widen_array(x: Array, name: str) -> Array:
     """The same numbers in float64, in the buffer of this name."""
     if x.dtype == np.float64:
         return x
@@ -156,7 +156,7 @@ class SideTotals:
                     return
                 side = SideBlock.of(x)
         if x.dtype == np.float32 and not side.fits:
-            side = SideBlock.of(widened(x, "wide span"))
+            side = SideBlock.of(widen_array(x, "wide span"))
         self.count += x.size
         self.zeros += side.zeros
         self._least = min(self._least, side.least + 0.0)  # -0.0 becomes 0.0
@@ -259,7 +259,7 @@ class SoftmaxDivergence:
         shift = float(d[heaviest])
         bound = largest + abs(shift)
         if bound > _FAR_APART:
-            r, c = widened(r, "wide r"), widened(c, "wide c")
+            r, c = widen_array(r, "wide r"), widen_array(c, "wide c")
             d = np.subtract(c, r, out=ROOM.get("wide d", r))
             shift = float(d[heaviest])
         apart = np.subtract(d, shift, out=ROOM.get("apart", d))
@@ -352,7 +352,7 @@ class SoftmaxDivergence:
         )
 
     def _add_exponentials(self, c: Array) -> None:
-        c = widened(c, "wide c")
+        c = widen_array(c, "wide c")
         summit = float(np.maximum.reduce(c))
         if summit > self._summit:
             self._exponentials *= math.exp(self._summit - summit)

@@ -159,7 +159,7 @@ class Unexplained:
     most: float
 
 
-def unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained | None:
+def measure_unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained | None:
     """How much of a candidate's error is not what decisions near their threshold do.
 
     A decision that flips moves a value by a fixed pattern, however large. So a flip in the
@@ -303,7 +303,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             wavers = wavers if leaves is None else wavers | leaves
             wavers &= error > MAX_Z * noise.factor * (rounding + floors.usual(r))
             total.knife_edges += int(wavers.sum())
-    return total.scored(noise.source)
+    return total.compute_score(noise.source)
 
 
 def borrowed_share(unit: float) -> float:
@@ -512,7 +512,7 @@ class ScoreTotals:
         copies = iter(torch.cat(stored_sums).cpu().split([len(sums) for sums in stored_sums]))
         return [None if sums is None else next(copies) for sums in self.slices]
 
-    def scored(self, source: str) -> Scored:
+    def compute_score(self, source: str) -> Scored:
         """The score of all pieces; `source` describes the noise."""
         rms_z = math.sqrt(self.squares / self.count) if self.count else 0.0
         rms_limit = RMS_Z * (1 + 2 / math.sqrt(self.count)) if self.count else RMS_Z

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["STORED_ONLY", "Flat", "as_plain", "flattened", "is_dense", "same_parts", "tensor_parts"]
+__all__ = [
+    "STORED_ONLY",
+    "Flat",
+    "as_plain",
+    "flatten_value",
+    "is_dense",
+    "same_parts",
+    "tensor_parts",
+]
 
 _DENSE_CLASSES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 # Dtypes that torch only stores and cannot compute with: their bytes are compared.
@@ -50,7 +58,7 @@ class Flat:
     cut_off: list[str] = dataclasses.field(default_factory=list)
 
 
-def flattened(value: Any, root: str = "") -> Flat:
+def flatten_value(value: Any, root: str = "") -> Flat:
     """All leaves of a value, and the kinds of everything that was split, by path."""
     flat = Flat()
     _flatten(value, root, flat)
@@ -115,7 +123,7 @@ def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> 
     """Whether two tensors of any kind have the same kind, and parts that are equal by `same`."""
     if a.is_meta and b.is_meta:
         return a.shape == b.shape and a.dtype is b.dtype  # they hold nothing else
-    left, right = flattened(a), flattened(b)
+    left, right = flatten_value(a), flatten_value(b)
     if left.kinds != right.kinds or left.leaves.keys() != right.leaves.keys():
         return False
     for path, left_leaf in left.leaves.items():

@@ -38,7 +38,7 @@ class JudgeEvidence(Protocol):
     def arbiter(self) -> Tensor | None:
         """The reference's value in float64, or None if there is no wider run."""
 
-    def lifted(self) -> Tensor | None:
+    def lift_candidate(self) -> Tensor | None:
         """The candidate's value in float64, or None if it could not be lifted."""
 
     def spread(self, unit: float, runs: int) -> Tensor | None:
@@ -86,7 +86,7 @@ class JudgeEvidence(Protocol):
         It is never above the spread, so a value that passes by it passes.
         """
 
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+    def find_undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """Where discrete values of `candidate` differ: does rounding of size `unit` decide them?"""
 
     def may_have_shape(self, shape: torch.Size) -> bool:
@@ -113,7 +113,7 @@ class NoEvidence:
         """No program, so no arbiter."""
         return None
 
-    def lifted(self) -> Tensor | None:
+    def lift_candidate(self) -> Tensor | None:
         """No program, so nothing to lift."""
         return None
 
@@ -145,7 +145,7 @@ class NoEvidence:
         """No program, so no known spread."""
         return None
 
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+    def find_undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
         """No program, so every discrete value must be equal."""
         return None
 

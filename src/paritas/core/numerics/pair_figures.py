@@ -21,7 +21,7 @@ from paritas.core.numerics.block_sums import (
     SoftmaxDivergence,
     dot,
     is_safe,
-    widened,
+    widen_array,
 )
 from paritas.core.numerics.flat_blocks import blocks
 from paritas.core.numerics.metrics import bitwise_equal, sum_pair
@@ -238,4 +238,4 @@ def _quick_block(r: Array, c: Array) -> tuple[float, float, float]:
     ) and low * low <= reference_squares <= high * high
     if r.dtype == np.float64 or fits or math.isnan(largest):
         return largest, squares, reference_squares
-    return _quick_block(widened(r, "wide r"), widened(c, "wide c"))
+    return _quick_block(widen_array(r, "wide r"), widen_array(c, "wide c"))

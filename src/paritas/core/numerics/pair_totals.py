@@ -30,7 +30,7 @@ from paritas.core.numerics.block_sums import (
     SoftmaxDivergence,
     dot,
     total,
-    widened,
+    widen_array,
 )
 from paritas.core.numerics.flat_blocks import blocks
 from paritas.core.numerics.pair_sums import (
@@ -152,7 +152,7 @@ class PairTotals:
         sides: tuple[SideBlock, SideBlock],
     ) -> None:
         if r.dtype == np.float32 and not all(side.fits for side in sides):
-            r, c = widened(r, "wide r"), widened(c, "wide c")
+            r, c = widen_array(r, "wide r"), widen_array(c, "wide c")
             sides = (SideBlock.of(r), SideBlock.of(c))
         side_r, side_c = sides
         d = np.subtract(c, r, out=ROOM.get("d", r))
@@ -163,7 +163,7 @@ class PairTotals:
             return
         low, high = FLOAT32_RANGE
         if r.dtype == np.float32 and not low <= largest <= high:
-            wide = widened(r, "wide r"), widened(c, "wide c")
+            wide = widen_array(r, "wide r"), widen_array(c, "wide c")
             self._take_finite(offset, places, *wide, (SideBlock.of(wide[0]), SideBlock.of(wide[1])))
             return
         equal = np.equal(moduli, 0.0, out=ROOM.of("mask", np.bool_, r.size))
@@ -202,7 +202,7 @@ class PairTotals:
             np.copyto(ratios, 0.0, where=equal)  # 0 / 0
         largest, ratio_sum = float(np.maximum.reduce(ratios)), total(ratios)
         if not ratio_sum < math.inf and moduli.dtype == np.float32:  # float32 may just overflow
-            wide = widened(pair[0], "wide r"), widened(pair[1], "wide c")
+            wide = widen_array(pair[0], "wide r"), widen_array(pair[1], "wide c")
             difference = np.subtract(wide[1], wide[0], out=ROOM.get("wide d", wide[0]))
             self._take_ratios(offset, places, wide, np.abs(difference, out=difference), equal)
             return
@@ -279,8 +279,8 @@ def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comome
     """The comoments of a block with a large mean, which is subtracted before squaring."""
     n = r.size
     anchors = [_find_anchor(side, mean) for side, mean in zip((r, c), means, strict=True)]
-    x = np.subtract(widened(r, "wide r"), anchors[0], out=ROOM.of("x", np.float64, n))
-    y = np.subtract(widened(c, "wide c"), anchors[1], out=ROOM.of("y", np.float64, n))
+    x = np.subtract(widen_array(r, "wide r"), anchors[0], out=ROOM.of("x", np.float64, n))
+    y = np.subtract(widen_array(c, "wide c"), anchors[1], out=ROOM.of("y", np.float64, n))
     total_x, total_y = total(x), total(y)
     xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
     e = np.subtract(y, x, out=y)

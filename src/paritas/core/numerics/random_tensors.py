@@ -121,7 +121,7 @@ def sorted_values(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     return values.sort(-1).values if shape else values
 
 
-def conditioned(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+def well_conditioned(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     """Well-conditioned square matrices."""
     values = normal(shape, generator)
     size = shape[-1]

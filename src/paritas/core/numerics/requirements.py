@@ -105,7 +105,7 @@ class Requirement:
         """Whether a pair meets the rule; False if a deciding figure is unknown."""
         return _evaluate(self.condition, figures) is True
 
-    def shown(self, figures: PairFigures) -> str:
+    def describe_figures(self, figures: PairFigures) -> str:
         """The values of its figures: `rel_l2 = 0.02, max_ulp = unknown`."""
         named_figures = ((name, _figure_value(name, figures)) for name in self.names)
         return ", ".join(
@@ -229,11 +229,11 @@ class _RuleParser:
             if not self._take(")"):
                 self._refuse("expected `)` here")
         else:
-            joined = self._compared()
+            joined = self._comparison()
         self._depth -= 1
         return joined
 
-    def _compared(self) -> _Compared:
+    def _comparison(self) -> _Compared:
         left = self._value()
         sign = self._next.kind
         if not self._take(*_OPERATORS):

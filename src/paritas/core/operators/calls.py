@@ -126,7 +126,7 @@ class Bound:
     def dims(self, name: str = "x") -> list[str] | None:
         """An identifier for each dimension of a tensor argument; None if it is not a tensor."""
         shape = self.shape(name)
-        return None if shape is None else named(shape, letters(len(shape)))
+        return None if shape is None else name_dims(shape, letters(len(shape)))
 
     def has(self, name: str) -> bool:
         """Whether the argument is a tensor."""
@@ -150,7 +150,7 @@ def dim_of(size: int, name: str) -> str:
     return "1" if size == 1 else name
 
 
-def named(shape: Sequence[int], names: Sequence[str]) -> list[str]:
+def name_dims(shape: Sequence[int], names: Sequence[str]) -> list[str]:
     """The dimensions of a shape; the names are aligned to the right."""
     offset = len(names) - len(shape)
     return [dim_of(size, names[offset + i]) for i, size in enumerate(shape)]
@@ -181,4 +181,4 @@ def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[list[list[str]], list[
     except RuntimeError:
         return None
     names = letters(len(broadcast_shape))
-    return [named(shape, names) for shape in shapes], named(broadcast_shape, names)
+    return [name_dims(shape, names) for shape in shapes], name_dims(broadcast_shape, names)

@@ -12,7 +12,7 @@ from paritas.core.operators.definitions import (
     Array,
     Layout,
     SymbolicCall,
-    aligned,
+    align_names,
     belongs_to,
     by_slices,
     everywhere,
@@ -48,8 +48,8 @@ def _product(call: SymbolicCall, *factors: str) -> Array:
     stack = broadcast_sizes(call, left, right)
     count = len(stack)
     row_names, column_names = ["m"][: len(rows)], ["n"][: len(columns)]
-    call.names[factors[0]] = [*aligned(left, count), *row_names, "k"]
-    call.names[factors[1]] = [*aligned(right, count), "k", *column_names]
+    call.names[factors[0]] = [*align_names(left, count), *row_names, "k"]
+    call.names[factors[1]] = [*align_names(right, count), "k", *column_names]
 
     def element(*at: Poly) -> Term:
         row, column = at[count : count + len(rows)], at[count + len(rows) :]
@@ -347,12 +347,12 @@ def _attention(call: SymbolicCall) -> list[Array]:
     names = letters(count)
     rows = "q^" if call.get("is_causal") else "q"
     layouts: dict[str, tuple[Array, Layout]] = {
-        "query": (query, [*aligned(query, count)[:-2], rows, "e^"]),
-        "key": (key, [*aligned(key, count)[:-2], "s^", "e^"]),
-        "value": (value, [*aligned(value, count)[:-2], "s^", "v"]),
+        "query": (query, [*align_names(query, count)[:-2], rows, "e^"]),
+        "key": (key, [*align_names(key, count)[:-2], "s^", "e^"]),
+        "value": (value, [*align_names(value, count)[:-2], "s^", "v"]),
     }
     if mask is not None:
-        mask_layout: list[str | None] = [*aligned(mask, count)[:-2], rows, "s^"]
+        mask_layout: list[str | None] = [*align_names(mask, count)[:-2], rows, "s^"]
         layouts["attn_mask"] = (mask, mask_layout[-mask.dim :])
     return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
 

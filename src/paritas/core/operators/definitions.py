@@ -448,7 +448,7 @@ def operator_word(call: OperatorCall) -> str:
     return call.name.rpartition(".")[2]
 
 
-def aligned(array: Array, count: int) -> list[str | None]:
+def align_names(array: Array, count: int) -> list[str | None]:
     """The names of dimensions that broadcast to this number of dimensions."""
     return list(letters(count)[count - array.dim :])
 

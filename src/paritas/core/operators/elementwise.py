@@ -14,7 +14,7 @@ from paritas.core.operators.definitions import (
     Array,
     Define,
     SymbolicCall,
-    aligned,
+    align_names,
     belongs_to,
     by_slices,
     everywhere,
@@ -109,7 +109,7 @@ def elementwise(call: SymbolicCall) -> Array:
     if "condition" in arrays and "other" not in call.bound.values:
         raise OutsideTheoryError("the places where a condition holds: how many depends on values")
     count = max((array.dim for array in arrays.values()), default=0)
-    layouts = {name: (array, aligned(array, count)) for name, array in arrays.items()}
+    layouts = {name: (array, align_names(array, count)) for name, array in arrays.items()}
     return by_slices(call, layouts, [letters(count)])[0]
 
 
@@ -142,7 +142,8 @@ def _linear_in_both(call: SymbolicCall, combine: Callable[[Term, Term], Term]) -
     first, second = sides
     shape = broadcast_sizes(call, first, second)
     call.names |= {
-        name: aligned(side, len(shape)) for name, side in zip(("x", "other"), sides, strict=True)
+        name: align_names(side, len(shape))
+        for name, side in zip(("x", "other"), sides, strict=True)
     }
     return Array(shape, lambda *at: combine(first.at(at), second.at(at)))
 

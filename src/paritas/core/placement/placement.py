@@ -36,7 +36,7 @@ from paritas.core.placement.assembly import (
 )
 from paritas.core.placement.meshes import rank_at
 from paritas.core.results.items import Once, Partial, Replicate, Shard, read_role, role_word
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.operators import map_tensors
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class Placement:
             )
             number = self._number([coordinate_by_axis.get(at, 0) for at in range(len(self.axes))])
             named.append(f"rank {number} ({coordinate_words})" if by_number else coordinate_words)
-        shown = enumerated(named, _MOST_LISTED, between="; ")
+        shown = list_first(named, _MOST_LISTED, between="; ")
         raise UsageError(
             f"{len(missing)} of {count} parts are missing: {shown}. "
             f"Recorded by {named_ranks(list(there))}"
@@ -645,7 +645,7 @@ def device_of(call: OperatorCall) -> torch.device:
     return next((t.device for value in values for t in tensors_in(value)), torch.device("cpu"))
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move_argument(value: Any, device: torch.device) -> Any:
     """An argument with its tensors moved to a device, and device arguments replaced by it."""
     if isinstance(value, torch.device):
         return device
@@ -656,7 +656,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def on_device(call: OperatorCall, device: torch.device) -> OperatorCall:
     """The same call on a device."""
-    return call.map(lambda value: moved(value, device))
+    return call.map(lambda value: move_argument(value, device))
 
 
 def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -> list[Any]:

@@ -21,7 +21,7 @@ from paritas.core.torch_private.graphs import (
     node_draws,
     output_node,
     placeholders,
-    returned,
+    returned_values,
 )
 from paritas.core.torch_private.kernels import float64_kernel
 from paritas.core.torch_private.operators import WIDE, HigherOrder, Operator, takes_dtype, traits
@@ -64,7 +64,7 @@ def widen_graph(module: GraphModule, written: frozenset[int]) -> GraphModule | N
             _widen_value(result, node)
     out = output_node(result)
     ends = [after[position] for position in sorted(written)]
-    out.args = ((*returned(result), *ends),)
+    out.args = ((*returned_values(result), *ends),)
     result.graph.lint()
     result.recompile()
     return result

@@ -21,7 +21,7 @@ from paritas.core.errors import plain
 from paritas.core.reporting.terminal import with_near_paths
 from paritas.core.results.causes import Cause, group_causes
 from paritas.core.results.findings import Status
-from paritas.core.results.wording import MEANING, cause_lines, enumerated, headline, item_words
+from paritas.core.results.wording import MEANING, cause_lines, headline, item_words, list_first
 from paritas.core.settings import own_version
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def github_lines(account: Account) -> str:
         lines += [_github_line(same, account) for same in shown]
         if dropped:
             items = [item_annotation for same in dropped for item_annotation in same]
-            named = enumerated([item.title for item in items], _MOST_NAMED)
+            named = list_first([item.title for item in items], _MOST_NAMED)
             rest = dataclasses.replace(
                 items[0], title=f"{len(items)} more", message=named, path="", outside=""
             )
@@ -307,7 +307,7 @@ def _github_line(same: list[ItemAnnotation], account: Account) -> str:
     properties = {"file": file, "line": str(line), "title": f"paritas: {first.title}"}
     message = first.message or first.title
     if others:
-        message += f"\nalso: {enumerated([annotation.item for annotation in others], _MOST_NAMED)}"
+        message += f"\nalso: {list_first([annotation.item for annotation in others], _MOST_NAMED)}"
     property_text = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
     return f"::{first.level} {property_text}::{_escape(message)}"
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from paritas.core.errors import UsageError, did_you_mean
 from paritas.core.reporting.pictures import PictureDrawing
 from paritas.core.reporting.tables import STYLES
-from paritas.core.reporting.terminal import indented, last_line, listed, with_near_paths
+from paritas.core.reporting.terminal import indent_text, last_line, list_items, with_near_paths
 from paritas.core.results.causes import Cause, group_causes
 from paritas.core.results.findings import OriginKind
 from paritas.core.results.wording import (
@@ -140,13 +140,13 @@ def explanation(verdict: Verdict, steps: Sequence[str], selector: str = "") -> G
     if others:
         parts += [Text(), Text("others; --finding with the number explains one:")]
     for number, cause in enumerate(others[:MOST_SHOWN], start=MOST_EXPLAINED + 1):
-        parts.append(indented(f"{number}. {finding_lines(cause.start)[0].strip()}"))
+        parts.append(indent_text(f"{number}. {finding_lines(cause.start)[0].strip()}"))
     if len(others) > MOST_SHOWN:
-        parts.append(indented(f"and {len(others) - MOST_SHOWN} more"))
+        parts.append(indent_text(f"and {len(others) - MOST_SHOWN} more"))
     if verdict.notes and not selector:
-        parts += [Text(), *listed("note", verdict.notes, 0)]
+        parts += [Text(), *list_items("note", verdict.notes, 0)]
     if steps:
-        parts += [Text(), Text("what to do next", style="bold"), *map(indented, steps)]
+        parts += [Text(), Text("what to do next", style="bold"), *map(indent_text, steps)]
     return Group(*parts)
 
 
@@ -168,9 +168,9 @@ def _explain_cause(cause: Cause, number: str) -> Iterator[RenderableType]:
         yield Padding(PictureDrawing(finding.picture), (0, 0, 0, 2), expand=False)
     if cause.results:
         yield Text()
-        yield indented(results_words(cause))
+        yield indent_text(results_words(cause))
     if finding.advice:
-        yield indented(finding.advice)
+        yield indent_text(finding.advice)
 
 
 # --- What to do next ------------------------------------------------------------------------------

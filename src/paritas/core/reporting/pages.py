@@ -153,7 +153,7 @@ def _number(value: float, digits: int) -> str:
     return f'"{text}"' if text in _NO_NUMBERS else text
 
 
-def packed(payload: Any) -> str:
+def pack_payload(payload: Any) -> str:
     """Compressed JSON as base64.
 
     It is a tenth of the size, and no name in it can end the script element.

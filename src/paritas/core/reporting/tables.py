@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paritas.core.results.findings import Status
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -179,7 +179,7 @@ def fold_rows(
             lines += alike
             continue
         chosen = sorted(alike, key=order, reverse=True) if order and status.passes() else alike
-        rest = counted(len(alike) - most, f"more {thing}")
+        rest = count_things(len(alike) - most, f"more {thing}")
         lines += [*chosen[:most], Rest((STATUS_MARKS[status], rest))]
     return lines
 

@@ -31,15 +31,15 @@ from paritas.core.results.findings import Status
 from paritas.core.results.wording import (
     MOST_SHOWN,
     cause_lines,
-    counted,
+    count_things,
     deciding_excess,
     deciding_figure,
     deciding_score,
-    enumerated,
     finding_lines,
     headline,
     is_inexact,
     item_words,
+    list_first,
     near_path,
     told_findings,
     value_words,
@@ -120,7 +120,7 @@ def model_report(
         Text(),
         *causes,
         *paragraph(details(verdict)),
-        *listed("note", verdict.notes),
+        *list_items("note", verdict.notes),
         Text(took),
         headline_text(report.headline, verdict.status),
     )
@@ -143,7 +143,9 @@ def findings_table(verdict: Verdict) -> Table:
             *ends[:MOST_RESULTS],
         ]
         if more := len(ends[MOST_RESULTS:]):
-            rows.append(Rest((STATUS_MARKS[status], f"{counted(more, 'more item')}, as a result")))
+            rows.append(
+                Rest((STATUS_MARKS[status], f"{count_things(more, 'more item')}, as a result"))
+            )
     return terminal_table(FINDING_COLUMNS, rows)
 
 
@@ -197,9 +199,9 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(finding_lines(first.start)[0].strip(), style=STYLES[first.start.status])
         for line in lines:
             words = line.lstrip()
-            yield indented(words, len(line) - len(words) - 2)
+            yield indent_text(words, len(line) - len(words) - 2)
         if others:
-            yield indented(f"also: {enumerated([cause.start.path for cause in others])}")
+            yield indent_text(f"also: {list_first([cause.start.path for cause in others])}")
     hidden_count = len(findings) - sum(
         len(cause.findings) for _, causes in shown for cause in causes
     )
@@ -223,24 +225,24 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
     if coverage.not_selected:  # a note says why; their names are in the files
         counts += f"{len(coverage.not_selected)} not selected, "
     yield Text(f"coverage: {counts}{len(coverage.unmatched)} unmatched")
-    yield from listed("skipped", coverage.skipped)
-    yield from listed("unmatched", coverage.unmatched)
-    yield from listed("note", verdict.notes)
+    yield from list_items("skipped", coverage.skipped)
+    yield from list_items("unmatched", coverage.unmatched)
+    yield from list_items("note", verdict.notes)
     if verdict.shrink_command:
         yield Text(f"next: {verdict.shrink_command}")
 
 
-def listed(label: str, items: Iterable[str], indent: int = 2) -> Iterator[RenderableType]:
+def list_items(label: str, items: Iterable[str], indent: int = 2) -> Iterator[RenderableType]:
     """A line for each of the first few, and the number of the rest."""
     item_list = list(items)
     shown = item_list[:MOST_SHOWN]
     if len(item_list) > MOST_SHOWN:
         shown.append(f"{len(item_list) - MOST_SHOWN} more")
     for item in shown:
-        yield indented(f"{label}: {item}", indent)
+        yield indent_text(f"{label}: {item}", indent)
 
 
-def indented(words: str, indent: int = 2) -> RenderableType:
+def indent_text(words: str, indent: int = 2) -> RenderableType:
     """Text that keeps its indentation when it is wrapped."""
     return Padding(Text(words), (0, 0, 0, indent), expand=False) if indent else Text(words)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
-from paritas.core.results.wording import enumerated, size
+from paritas.core.results.wording import list_first, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ class Pace:
         step, seconds = self.step, self._clock() - self._began
         words = [f"{step.done} of {step.total}"] if step.total else []
         words.append(rate_words(step.done - self._first, step.nbytes, seconds))
-        time_left = self._left()
+        time_left = self._time_left()
         if time_left is not None:
             words.append(time_left)
         elif seconds >= 1:
@@ -127,7 +127,7 @@ class Pace:
             words.append(f"{step.failing} failing")
         return ", ".join(filter(None, words))
 
-    def _left(self) -> str | None:
+    def _time_left(self) -> str | None:
         step, now = self.step, self._clock()
         stopped = None if step.at_most is None else max(0.0, step.at_most - (now - self._updated))
         done = step.done - self._first
@@ -182,7 +182,7 @@ class LogLines:
                 return
             self._last = now
             step, words = self._pace.step, self._pace.words()
-            doing = f"; running: {enumerated(step.running, _MOST_RUNNING)}" if step.running else ""
+            doing = f"; running: {list_first(step.running, _MOST_RUNNING)}" if step.running else ""
             self._echo(f"{step.stage}{f': {words}' if words else ' ...'}{doing}")
 
     @contextlib.contextmanager

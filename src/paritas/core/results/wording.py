@@ -67,11 +67,11 @@ def results_words(cause: Cause) -> str:
     names, gradients = cause.result_names, cause.gradient_names
     if not names:
         return ""
-    words = f"as a result, also {counted(len(names), 'value')}: {enumerated(names)}"
+    words = f"as a result, also {count_things(len(names), 'value')}: {list_first(names)}"
     if not gradients:
         return words
-    behind = f"{counted(len(gradients), 'gradient')}, which may hide a fault of their own"
-    return f"{words}; {behind}: {enumerated(gradients)}"
+    behind = f"{count_things(len(gradients), 'gradient')}, which may hide a fault of their own"
+    return f"{words}; {behind}: {list_first(gradients)}"
 
 
 def _brief_line(finding: Finding) -> str:
@@ -84,7 +84,7 @@ def headline(verdict: Verdict, *, identical: str = "") -> str:
     if not verdict.enabled:
         return "not verified: comparison was switched off (enabled=False); both sides ran"
     compared = verdict.coverage.compared
-    items = f"{counted(compared, 'item')} compared"
+    items = f"{count_things(compared, 'item')} compared"
     status = verdict.status
     if verdict.passed:
         meaning = identical if identical and status is Status.IDENTICAL else MEANING[status]
@@ -93,7 +93,7 @@ def headline(verdict: Verdict, *, identical: str = "") -> str:
     failed = len(verdict.failures)
     if compared == 0 and not failed:
         return "unverified: nothing was compared"
-    findings = counted(failed, "finding")
+    findings = count_things(failed, "finding")
     return f"{status.value}: the candidate {MEANING[status]}; {findings}, {items}"
 
 
@@ -246,7 +246,7 @@ def chain_words(origin: Origin) -> str:
     chain = origin.chain
     if len(chain) > MOST_SHOWN:
         half = MOST_SHOWN // 2
-        left_out = counted(len(chain) - 2 * half, "more place")
+        left_out = count_things(len(chain) - 2 * half, "more place")
         chain = (*chain[:half], f"({left_out})", *chain[-half:])
     return " -> ".join(chain)
 
@@ -281,7 +281,7 @@ def origin_words(origin: Origin) -> list[str]:
 # --- Counts, lists and sizes ----------------------------------------------------------------------
 
 
-def counted(count: int, thing: str, *, thousands: str = "") -> str:
+def count_things(count: int, thing: str, *, thousands: str = "") -> str:
     """`1 call`, `36 calls`; with `thousands=","` also `12,000 calls`."""
     return f"{count:{thousands}} {thing}{'' if count == 1 else 's'}"
 
@@ -292,7 +292,7 @@ def status_counts(statuses: Iterable[str]) -> list[str]:
     return [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
 
 
-def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = ", ") -> str:
+def list_first(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = ", ") -> str:
     """The first few, and how many more there are: `a, b and 3 more`."""
     texts = list(items)
     more = f" and {len(texts) - most} more" if len(texts) > most else ""

@@ -92,7 +92,7 @@ class NodeLineage:
         """Whether a node belongs to the lowered graph itself, and not to a branch."""
         return self.rewritten is not None and node.graph is self.rewritten.graph
 
-    def given(self) -> dict[str, str]:
+    def input_names(self) -> dict[str, str]:
         """Inductor's names of the graph's inputs and constants -> their nodes."""
         input_ops = {"placeholder", "get_attr"}
         return {
@@ -454,7 +454,7 @@ def compile_listening(
 def _describe_kernels(lines: WrapperLines, lineage: NodeLineage) -> tuple[Kernel, ...]:
     naming = BufferNaming(lineage, lines)
     given_buffers = {
-        name: Buffer(name, "", (node,), node) for name, node in lineage.given().items()
+        name: Buffer(name, "", (node,), node) for name, node in lineage.input_names().items()
     }
     result = []
     for unit in lines.units:

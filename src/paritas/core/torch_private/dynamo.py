@@ -126,7 +126,7 @@ def original_of(function: Any) -> Any:
     return function
 
 
-def uncompiled(function: Any) -> Any:
+def undo_compile(function: Any) -> Any:
     """The same program without the `torch.compile` around it; `function` itself if there is none.
 
     What is compiled inside of it stays compiled.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # call their contents need none.
 
 
-def checkpointed(body: Callable[..., Any], *args: Any, **how: Any) -> Any:
+def run_checkpoint(body: Callable[..., Any], *args: Any, **how: Any) -> Any:
     """A checkpoint that draws the same numbers again in backward, like the user's.
 
     For a captured checkpoint torch leaves that to the compiler; its eager form does not do it.
@@ -109,7 +109,7 @@ def _is_on_cuda(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 _HIGHER_ORDER = torch.ops.higher_order
 PLAIN_FORMS: dict[Any, Callable[..., Any]] = {
-    _HIGHER_ORDER.tag_activation_checkpoint: checkpointed,
+    _HIGHER_ORDER.tag_activation_checkpoint: run_checkpoint,
     _HIGHER_ORDER.run_and_save_rng_state: run_and_save_state,
     _HIGHER_ORDER.run_with_rng_state: run_with_state,
     _HIGHER_ORDER.graphsafe_run_with_rng_state: run_with_generator,
@@ -236,21 +236,21 @@ def count_up(length: int, *, start: int, step: int, **how: Any) -> Tensor:
     return torch.arange(start, start + length * step, step, **how)
 
 
-def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def convert_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`prims.convert_element_type`, without the overhead of a prim."""
     return tensor.to(dtype, copy=True)
 
 
-def reshaped(tensor: Tensor, size: list[int]) -> Tensor:
+def reshape_tensor(tensor: Tensor, size: list[int]) -> Tensor:
     """`aten.view` as in Inductor: in eager mode the value may have another layout."""
     return tensor.reshape(size)
 
 
 # Prims are written in Python, and cost more than the computation.
 _DIRECT_FORMS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.view.default: reshaped,
+    torch.ops.aten.view.default: reshape_tensor,
     torch.ops.prims.iota.default: count_up,
-    torch.ops.prims.convert_element_type.default: converted,
+    torch.ops.prims.convert_element_type.default: convert_dtype,
 }
 _TWINS: dict[Any, Callable[..., Tensor]] = {
     torch.ops.prims.inductor_seeds.default: draw_seeds,
@@ -338,7 +338,7 @@ _FRESH = {
     _ATEN.var_mean.correction,
 }
 # The same memory in another shape, or a copy, which works too.
-_RESHAPED = {_ATEN.view.default, _ATEN._unsafe_view.default, reshaped}
+_RESHAPED = {_ATEN.view.default, _ATEN._unsafe_view.default, reshape_tensor}
 
 
 def overwrite_operands(module: GraphModule) -> GraphModule | None:

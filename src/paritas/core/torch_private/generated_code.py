@@ -235,7 +235,7 @@ class WrapperLines:
         finally:
             self._open.pop()
 
-    def marked(self, wrapper: Any, line: Any) -> Any:
+    def mark_line(self, wrapper: Any, line: Any) -> Any:
         """The line, marked with its kernel."""
         kinds = line_kinds()
         is_call = isinstance(line, kinds.call)
@@ -409,17 +409,17 @@ def _patch_all(stack: contextlib.ExitStack) -> None:
 
 
 def _if_hearing(wrap: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         lines = getattr(_hearing, "lines", None)
         if lines is None:
             return original(self, *args, **kwargs)
         return wrap(lines, original, self, *args, **kwargs)
 
-    return patched
+    return call_patched
 
 
 def _mark_line(lines: WrapperLines, original: Callable[..., Any], self: Any, line: Any) -> Any:
-    return original(self, lines.marked(self, line))
+    return original(self, lines.mark_line(self, line))
 
 
 def _insert_calls(

@@ -132,7 +132,7 @@ def output_node(module: GraphModule) -> Node:
     return node
 
 
-def returned(module: GraphModule) -> list[Any]:
+def returned_values(module: GraphModule) -> list[Any]:
     """The nodes and constants that a graph returns, flat."""
     result = output_node(module).args[0]
     return list(result) if isinstance(result, list | tuple) else [result]
@@ -468,7 +468,7 @@ def lowered_input_names(module: GraphModule, captured: list[str]) -> list[str]:
 
 def lowered_outputs(module: GraphModule, captured: list[str]) -> list[Item]:
     """The items of the outputs of a graph below AOTAutograd; all are different."""
-    values = returned(module)
+    values = returned_values(module)
     described = output_node(module).meta.get("desc") or [None] * len(values)
     items: list[Item] = []
     for position, (value, description) in enumerate(zip(values, described, strict=False)):
@@ -522,7 +522,7 @@ def tap_values(module: GraphModule) -> tuple[GraphModule, list[str]]:
     result = copy_graph(module)
     inside = [node for node in result.graph.nodes if is_tappable(node)]
     out = output_node(result)
-    out.args = ((*returned(result), *inside),)
+    out.args = ((*returned_values(result), *inside),)
     description = out.meta.get("desc")
     if description is not None:
         out.meta["desc"] = [*description, *([None] * len(inside))]

@@ -97,7 +97,7 @@ def _install() -> bool:
             _build_together(pending[start : start + _MOST_KERNELS])
         for name, value in list(scope.items()):
             if isinstance(value, _Kernel):
-                scope[name] = value.loaded()
+                scope[name] = value.load_function()
         wait(self, scope)
 
     AsyncCompile.cpp_pybinding = defer  # type: ignore[method-assign]
@@ -121,7 +121,7 @@ class _Kernel:
     source: str
     module: ModuleType | None = None
 
-    def loaded(self) -> Any:
+    def load_function(self) -> Any:
         """The function to call."""
         return self.build() if self.module is None else self.module.kernel
 

@@ -249,7 +249,7 @@ class NamedOperator:
         map_tensors(result, lambda tensor: sizes.append(_nbytes(tensor)))
         return sum(sizes)
 
-    def settled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def settle_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for a run on the CPU, whatever the recorded device."""
         options = {key: value for key, value in kwargs.items() if key not in _PLACING_OPTIONS}
         if options.get("device") is not None:

@@ -395,7 +395,7 @@ class _Player:
             kwargs = {**kwargs, "generator": None}  # it belongs to the user
         args = in_bounds(name, args)
         if may_draw(target):
-            result = self._drawn(target, args, kwargs, self._value(path))
+            result = self._draw_numbers(target, args, kwargs, self._value(path))
         else:
             result = target(*args, **kwargs)
         if result is None and name.startswith("_foreach_"):
@@ -410,7 +410,7 @@ class _Player:
             value = _seed_value(args[1 if target is RANDOM else 3])
             return self._canonical(target, args, kwargs, value)
         if target in kernels.FORWARD:
-            return self._drawn(target, args, kwargs, self._value(path))
+            return self._draw_numbers(target, args, kwargs, self._value(path))
         if target in kernels.BACKWARD:
             return kernels.attend_backward(target, args, kwargs, self._uniform)
         if isinstance(target, OpOverload) and target.namespace in _COLLECTIVES:
@@ -429,7 +429,9 @@ class _Player:
         key = self.keys.get(path, path)
         return seed_of_key(key if round_ == 1 else f"{key} round {round_}")
 
-    def _drawn(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> Any:
+    def _draw_numbers(
+        self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int
+    ) -> Any:
         drawn = self._canonical(target, args, kwargs, value)
         if drawn is not None:
             return drawn
@@ -507,13 +509,13 @@ class _Player:
         """A draw with a generator state that is saved, or comes from another graph."""
         if name == WITH_STATE:
             value = int.from_bytes(bytes(args[0][:8].tolist()), "little")
-            return self._drawn(args[1], args[2:], kwargs, value & _LARGEST_SEED)
+            return self._draw_numbers(args[1], args[2:], kwargs, value & _LARGEST_SEED)
         if name == GRAPH_SAFE:
             stream = kwargs.pop("rng_state")
-            return self._drawn(args[0], args[1:], kwargs, self._value(stream.key))
+            return self._draw_numbers(args[0], args[1:], kwargs, self._value(stream.key))
         value = self._value(path)
         state = torch.tensor(list(value.to_bytes(8, "little")), dtype=torch.uint8, device="cpu")
-        return state, self._drawn(args[0], args[1:], kwargs, value)
+        return state, self._draw_numbers(args[0], args[1:], kwargs, value)
 
     def _dense(self, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a higher-order operator as torch does on plain tensors."""

@@ -174,7 +174,7 @@ def watch_autograd_functions(
         is_own = "backward" in function.__dict__
         before = function.__dict__.get("backward")
 
-        def watched(ctx: Any, *gradients: Any) -> Any:
+        def watch_gradients(ctx: Any, *gradients: Any) -> Any:
             return around_backward(function, (ctx, *gradients), {}, backward)
 
         def restore() -> None:
@@ -183,7 +183,7 @@ def watch_autograd_functions(
             else:
                 del function.backward
 
-        function.backward = staticmethod(watched)
+        function.backward = staticmethod(watch_gradients)
         undo.callback(restore)
 
     def apply(cls: Function, *args: Any, **kwargs: Any) -> Any:

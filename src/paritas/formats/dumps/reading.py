@@ -17,7 +17,7 @@ import xxhash
 
 from paritas.core.errors import UsageError
 from paritas.core.file_trees import Problems, open_plain
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.formats.files.npy_files import array_place, read_npy_header, summary_of
 from paritas.formats.files.records import (
     FORMAT,
@@ -47,7 +47,7 @@ from paritas.formats.files.tensor_bytes import (
     sketch_dtype,
     stored_dtype,
     stored_shape,
-    typed,
+    view_as_dtype,
 )
 from paritas.formats.foreign.foreign_dump import name_record_in_errors
 from paritas.formats.foreign.ge_tensors import read_min_max
@@ -563,7 +563,7 @@ class Dump:
         try:
             path, sketch = check_sketch(record, self._files)
             raw = self._open.read(path, sketch.begin, sketch.nbytes, sketch.file)
-            return typed(raw, sketch_dtype(sketch)).reshape(sketch.shape)
+            return view_as_dtype(raw, sketch_dtype(sketch)).reshape(sketch.shape)
         except (UsageError, OSError) as error:
             raise UsageError(f"sketch of {record.id} of step {record.step}: {error}") from error
 
@@ -595,7 +595,7 @@ class Dump:
                     raw = self._open.view(*position, itemsize=dtype.itemsize)
                 else:
                     raw = self._open.read(*position)
-                values = typed(raw, dtype).reshape(payload.shape)
+                values = view_as_dtype(raw, dtype).reshape(payload.shape)
                 npy = values.expand(facts.shape)
             if check and record.digest and layout == "packed":
                 self._verify(record, payload, path, lambda: digest(values))
@@ -643,7 +643,7 @@ def _found_ranks(root: Path) -> dict[int, Path]:
     if (root / HEADER).is_file():
         raise UsageError(f"{root} is one rank of a dump: give its parent folder, {root.parent}")
     names = sorted(path.name for path in root.iterdir())
-    listing = enumerated(names, _MOST_NAMED) or "nothing"
+    listing = list_first(names, _MOST_NAMED) or "nothing"
     raise UsageError(
         f"{root} is not a paritas dump: looked for rank0/{HEADER}, rank1/{HEADER} and so on, found "
         f"{listing}"

@@ -12,11 +12,11 @@ from rich.text import Text
 from paritas.core.reporting.tables import Column, Mark, Rest, terminal_table
 from paritas.core.reporting.terminal import (
     heading,
-    indented,
-    listed,
+    indent_text,
+    list_items,
     paragraph,
 )
-from paritas.core.results.wording import MOST_SHOWN, counted, near_path, ranges, size
+from paritas.core.results.wording import MOST_SHOWN, count_things, near_path, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,16 +47,15 @@ def dump_report(summary: DumpSummary) -> Group:
     """The whole report; print with `crop=False` to keep the last line in one piece."""
     parts: list[RenderableType] = [heading(_facts(summary)), Text()]
     if summary.names:
-        amount = (
-            f"{counted(summary.selected, 'record')} under {counted(len(summary.names), 'name')}"
-        )
+        records = count_things(summary.selected, "record")
+        amount = f"{records} under {count_things(len(summary.names), 'name')}"
         read = summary.from_payloads
         source = f"; {read} have no statistics in the index, their values were read" if read else ""
         table = name_table(summary.names)
         parts += [Text(f"{amount}{source}"), table, Text(NAME_LEGEND, style="dim"), Text()]
     if summary.selected:
         parts += [*_finiteness(summary), Text()]
-    lists = (listed("problem", summary.problems, 0), listed("note", summary.notes, 0))
+    lists = (list_items("problem", summary.problems, 0), list_items("note", summary.notes, 0))
     parts += paragraph(itertools.chain(*lists))
     parts.append(Text(dump_verdict_line(summary), no_wrap=True, overflow="ignore"))
     return Group(*parts)
@@ -64,10 +63,12 @@ def dump_report(summary: DumpSummary) -> Group:
 
 def dump_verdict_line(summary: DumpSummary) -> str:
     """Whether the dump is complete and readable, in one line."""
-    amount = f"{counted(summary.records, 'record')} of {counted(len(summary.ranks), 'rank')}"
+    amount = (
+        f"{count_things(summary.records, 'record')} of {count_things(len(summary.ranks), 'rank')}"
+    )
     checked = "" if summary.checksums is None else f"; {_checksums(summary.checksums)}"
     if summary.problems:
-        problems = counted(len(summary.problems), "problem")
+        problems = count_things(len(summary.problems), "problem")
         return f"incomplete: {amount} can be read; {problems}{checked}"
     return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
 
@@ -75,7 +76,7 @@ def dump_verdict_line(summary: DumpSummary) -> str:
 def _checksums(checksum_facts: ChecksumFacts) -> str:
     if not checksum_facts.values:
         return "no stored values to check"
-    of = f"of {counted(checksum_facts.values, 'stored value')}"
+    of = f"of {count_things(checksum_facts.values, 'stored value')}"
     words = [
         f"{checksum_facts.fit} {of} match their checksums" if checksum_facts.fit else "",
         f"{checksum_facts.damaged} {of} damaged" if checksum_facts.damaged else "",
@@ -114,7 +115,7 @@ def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     others = summary.records - summary.tensors
     values = f"; {others} of them not tensors" if others else ""
     yield "records", f"{summary.records}{f' ({levels})' if levels else ''}{values}"
-    yield "on disk", f"{size(summary.bytes_on_disk)} in {counted(summary.files, 'file')}"
+    yield "on disk", f"{size(summary.bytes_on_disk)} in {count_things(summary.files, 'file')}"
     if summary.payload_bytes:
         yield "dedupe", _dedupe(summary)
     if summary.checksums is not None:
@@ -131,7 +132,7 @@ def _ranks(summary: DumpSummary) -> str:
     unclosed = [facts for facts in summary.ranks if facts.state != "closed"]
     for facts in unclosed[:MOST_SHOWN]:
         end = f", the last is {facts.last} of step {facts.last_step}" if facts.last else ""
-        records = counted(facts.records, "record")
+        records = count_things(facts.records, "record")
         words.append(f"rank {facts.rank} {_STATES[facts.state]} ({records}{end})")
     if len(unclosed) > MOST_SHOWN:
         words.append(f"{len(unclosed) - MOST_SHOWN} more are not closed")
@@ -154,7 +155,7 @@ def _observation(summary: DumpSummary) -> str:
             f"{item.graph}{f' ({item.detail})' if item.detail else ''}"
             for item in (graphs[:MOST_SHOWN] if status != "unchanged" else [])
         ]
-        of = f"{len(graphs)} of {counted(len(summary.observed), 'graph')}"
+        of = f"{len(graphs)} of {count_things(len(summary.observed), 'graph')}"
         effect = {
             "changed": f"recording CHANGED the outputs of {of}",
             "unchecked": f"not checked whether recording changed the outputs of {of}",
@@ -245,22 +246,22 @@ def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
     yield Text(f"first {item.kind}: rank {item.rank}, step {item.step}, {item.id}", style="bold")
     of_module = f" in {site.module}" if site.module and site.module != site.name else ""
     by = f"by {site.op or site.name}{of_module}"
-    yield indented(f"{item.count} of {counted(item.of, 'value')}, {by}")
+    yield indent_text(f"{item.count} of {count_things(item.of, 'value')}, {by}")
     if site.nodes and site.nodes != (site.name,):
         kernel = f"; written by {site.kernel}" if site.kernel else ""
-        yield indented(f"stands for {', '.join(site.nodes)}{kernel}")
+        yield indent_text(f"stands for {', '.join(site.nodes)}{kernel}")
     if site.line:
-        yield indented(f"{near_path(site.line)}{f': {site.code}' if site.code else ''}")
-    yield indented(_origin(item))
+        yield indent_text(f"{near_path(site.line)}{f': {site.code}' if site.code else ''}")
+    yield indent_text(_origin(item))
 
 
 def _origin(item: NonFinite) -> str:
-    inputs = f"{counted(item.inputs, 'recorded input')} of this call"
+    inputs = f"{count_things(item.inputs, 'recorded input')} of this call"
     if item.origin == "made":
         finite = "is finite" if item.inputs == 1 else "are finite"
         cause = ", so its code or parameters caused it" if item.site.level == "module" else ""
         return f"made here: the {inputs} {finite}{cause}"
-    tensors = f"{counted(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
+    tensors = f"{count_things(item.earlier, 'tensor')} {'was' if item.earlier == 1 else 'were'}"
     earlier = f"{tensors} recorded before it"
     if item.origin == "unknown":
         return f"unknown whether it was made here: no input of this call is recorded; {earlier}"

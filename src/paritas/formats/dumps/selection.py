@@ -101,7 +101,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.ranks is None or rank in self.ranks
 
     @classmethod
-    def recorded(cls, words: Mapping[str, str]) -> Selection:
+    def from_header(cls, words: Mapping[str, str]) -> Selection:
         """Read a selection from the header of a dump; the inverse of `describe`."""
         unknown = [name for name in words if name not in cls.__struct_fields__]
         if unknown:
@@ -182,7 +182,7 @@ class SelectionFilter:
         """Note that the program ran that step."""
         self._steps.append(step)
 
-    def unmatched(self) -> list[str]:
+    def report_unmatched(self) -> list[str]:
         """A message for each part of the selection that matched nothing."""
         problems = list(self._missed_steps())
         if any(self.selection.wants_step(step) for step in self._steps):

@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from paritas.core.errors import ParitasError, UsageError
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.formats.files.records import (
     DATA,
     HEADER,
@@ -138,7 +138,7 @@ def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) ->
             if not has_layout or not (TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
         ]
     if foreign:
-        names = enumerated((path.name for path in foreign), _MOST_NAMED)
+        names = list_first((path.name for path in foreign), _MOST_NAMED)
         raise UsageError(
             f"{root} is not empty: it contains {names}, which is not part of a paritas dump and "
             f"would not be removed: give a new folder"
@@ -186,7 +186,7 @@ def _is_of_torchair_layout(path: Path) -> bool:
 def _refuse_removal(folder: Path) -> None:
     stray = [path for path in folder.rglob("*") if not _is_ours(path, folder)]
     if stray:
-        names = enumerated((path.name for path in stray), _MOST_NAMED)
+        names = list_first((path.name for path in stray), _MOST_NAMED)
         raise UsageError(
             f"{folder} contains {names}, which paritas did not write, so it is not overwritten: "
             f"give a new folder"
@@ -451,7 +451,7 @@ class DumpWriter:
                 self._volume = Volume(self._home, self.folder, largest_file)
                 self._kept.append(self._volume)
         except OSError as error:
-            raise self._failed(error, self.folder) from error
+            raise self._note_failure(error, self.folder) from error
 
     def begin_step(self, step: int) -> None:
         """Set the step of the next entries; the oldest step may be dropped."""
@@ -470,7 +470,7 @@ class DumpWriter:
             while len(self._ring) > self._last:
                 self._drop(*self._ring.popleft())
         except OSError as error:
-            raise self._failed(error, folder) from error
+            raise self._note_failure(error, folder) from error
 
     def keep(self) -> None:
         """Keep the steps that are now in the ring."""
@@ -512,7 +512,7 @@ class DumpWriter:
                 if not isinstance(error, OSError):
                     raise
                 needed = 0 if entry.stored is None else entry.stored.nbytes
-                raise self._failed(error, volume.folder, needed) from error
+                raise self._note_failure(error, volume.folder, needed) from error
         self._enter(records, entered)
         if self._header.data == "stats" and self._volume is not None:
             # Only sketches are stored, and a long run has many.
@@ -545,7 +545,7 @@ class DumpWriter:
             placed = calls.write()
             records = [self._record(volume, entry, payload) for entry, payload in placed]
         except OSError as error:
-            raise self._failed(error, self.path) from error
+            raise self._note_failure(error, self.path) from error
         self._enter(records, 0)
         calls.remember(records)
         return records
@@ -576,7 +576,7 @@ class DumpWriter:
                 for location in (lost_record.payload, lost_record.sketch)
                 if location
             )
-            raise self._failed(failure, volume.folder, needed) from failure
+            raise self._note_failure(failure, volume.folder, needed) from failure
         return len(records)
 
     def _write_lines(self, volume: Volume, records: Sequence[Record]) -> None:
@@ -586,7 +586,7 @@ class DumpWriter:
         try:
             volume.enter([encode(record) + b"\n" for record in records])
         except OSError as error:
-            raise self._failed(error, volume.folder) from error
+            raise self._note_failure(error, volume.folder) from error
 
     def name_operators(self, operators: Mapping[SiteKey, Operator]) -> None:
         """Set the operator names that Ascend's graph engine would use, if that is the layout."""
@@ -624,7 +624,7 @@ class DumpWriter:
             for volume in volumes:
                 volume.see_onto_disk()
         except OSError as error:
-            self._failed(error, self.folder)
+            self._note_failure(error, self.folder)
         notes = header.notes
         if self._failure and not any(self._failure in note for note in notes):
             notes = (*notes, self._failure)
@@ -719,7 +719,7 @@ class DumpWriter:
             if tree is not None:
                 tree.drop_step(step)
 
-    def _failed(self, error: OSError, path: Path, needed: int = 0) -> ParitasError:
+    def _note_failure(self, error: OSError, path: Path, needed: int = 0) -> ParitasError:
         amount = f" ({needed} more bytes)" if needed else ""
         self._failure = (
             f"cannot write to {path}{amount}: {error.strerror or error}; what was written before "

@@ -446,7 +446,7 @@ class _Descriptor:
             return len(data)
 
 
-def typed(raw: Tensor, dtype: torch.dtype) -> Tensor:
+def view_as_dtype(raw: Tensor, dtype: torch.dtype) -> Tensor:
     """Bytes as numbers, without a copy."""
     if dtype is not torch.complex32:
         return raw.view(dtype)
@@ -638,7 +638,7 @@ def fill(file: IO[bytes], room: memoryview, name: str) -> None:
 
 
 def _as_tensor(raw: Tensor, file_place: FilePlace, dtype: torch.dtype) -> Tensor:
-    values = bools(raw) if dtype is torch.bool else typed(raw, dtype)
+    values = bools(raw) if dtype is torch.bool else view_as_dtype(raw, dtype)
     conj = values.as_strided(file_place.shape, file_place.stride)
     if file_place.is_conjugate:
         conj = conj.conj().resolve_conj()

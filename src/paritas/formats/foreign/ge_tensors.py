@@ -22,8 +22,8 @@ from paritas.formats.files.tensor_bytes import (
     bools,
     contiguous_stride,
     known_dtype,
-    typed,
     values_at,
+    view_as_dtype,
 )
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def read_ge_values(
     if dtype is torch.bool:
         return layout.undo(bools(raw) if count else raw.view(dtype)).contiguous()
     moved = layout.undo(raw.view(_CARRIERS[dtype.itemsize])).contiguous()
-    return typed(moved, dtype)
+    return view_as_dtype(moved, dtype)
 
 
 def _find_coding(code: int | None) -> _Coding:

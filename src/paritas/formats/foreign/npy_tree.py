@@ -27,7 +27,12 @@ from paritas.formats.files.npy_files import (
     summary_of,
 )
 from paritas.formats.files.records import OLD_FX_TOP, TORCHAIR, Payload, Site, whole_file
-from paritas.formats.files.tensor_bytes import known_dtype, stored_dtype, stored_shape, typed
+from paritas.formats.files.tensor_bytes import (
+    known_dtype,
+    stored_dtype,
+    stored_shape,
+    view_as_dtype,
+)
 from paritas.formats.files.torch_files import only_tensor
 from paritas.formats.foreign.foreign_dump import Gathered
 from paritas.formats.foreign.ge_files import fitting_name
@@ -92,7 +97,7 @@ def tensor_of(array: Array, facts: TensorFacts) -> Tensor:
         halves = _narrow_floats(
             torch.from_numpy(values.reshape(-1)).view(torch.float32), torch.float16
         )
-        return typed(halves, dtype).reshape(shape)
+        return view_as_dtype(halves, dtype).reshape(shape)
     if dtype.is_floating_point:
         return _narrow_floats(torch.from_numpy(values.reshape(-1)), dtype).reshape(shape)
     return torch.from_numpy(values).view(dtype).reshape(shape)

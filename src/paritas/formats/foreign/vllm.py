@@ -98,17 +98,19 @@ def _sampling(request: Any, where: str) -> dict[str, Any]:
     if isinstance(request, Mapping) and isinstance(request.get("sampling_params"), Mapping):
         request = request["sampling_params"]  # of `/inference/v1/generate`
 
-    def given(name: str) -> Any:
+    def read_parameter(name: str) -> Any:
         return request.get(name) if isinstance(request, Mapping) else getattr(request, name, None)
 
     for name in _NOT_MODELLED:
-        value = given(name)
+        value = read_parameter(name)
         if value and value != {"type": "text"}:
             raise UsageError(
                 f"{where}: the request has {name}={value!r}, which changes what may be drawn; send "
                 "a request without it"
             )
-    parameters = {name: given(name) for name in _PARAMETERS if given(name) is not None}
+    parameters = {
+        name: read_parameter(name) for name in _PARAMETERS if read_parameter(name) is not None
+    }
     if not isinstance(request, Mapping) and "temperature" not in parameters:
         kind = type(request).__name__
         raise UsageError(f"{where}: request must be SamplingParams or JSON, not {kind}")

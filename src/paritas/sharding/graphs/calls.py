@@ -231,7 +231,7 @@ def values_for(
     )
 
 
-def copied(call_values: CallValues) -> CallValues:
+def copy_values(call_values: CallValues) -> CallValues:
     """Copies that later calls do not modify; one tensor passed twice stays one."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -459,16 +459,16 @@ def key_of(call: GraphCall, settings: GraphSettings) -> str:
     """
     names: dict[str, int] = {}
 
-    def described(value: Any) -> Any:
+    def describe_value(value: Any) -> Any:
         if isinstance(value, TensorValue):
             same = names.setdefault(value.name, len(names))
             return ("tensor", same, value.shape, str(value.dtype), value.requires_grad)
         if isinstance(value, Mapping):
-            return ("dict", [(str(key), described(item)) for key, item in value.items()])
+            return ("dict", [(str(key), describe_value(item)) for key, item in value.items()])
         if isinstance(value, (list, tuple)):
-            return (type(value).__name__, [described(item) for item in value])
+            return (type(value).__name__, [describe_value(item) for item in value])
         if isinstance(value, slice):
-            return ("slice", *map(described, (value.start, value.stop, value.step)))
+            return ("slice", *map(describe_value, (value.start, value.stop, value.step)))
         return (type(value).__name__, repr(value))
 
     question: tuple[Any, ...] = (call.operator, call.idle)
@@ -477,8 +477,8 @@ def key_of(call: GraphCall, settings: GraphSettings) -> str:
             call.operator,
             _function_body(call.function),
             _registered_rule(call),
-            described(call.args),
-            sorted((str(key), described(value)) for key, value in call.kwargs.items()),
+            describe_value(call.args),
+            sorted((str(key), describe_value(value)) for key, value in call.kwargs.items()),
             [(value.shape, str(value.dtype)) for value in call.outputs],
             call.annotation,
             call.idle,

@@ -12,7 +12,7 @@ import torch
 
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.operators.calls import OperatorCall
-from paritas.core.placement.placement import Recipe, first_split, moved
+from paritas.core.placement.placement import Recipe, first_split, move_argument
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -23,7 +23,7 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.items import ItemKind, Partial, harness
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.global_state import quietly
 from paritas.sharding.graphs.calls import (
     CallValues,
@@ -35,7 +35,7 @@ from paritas.sharding.graphs.calls import (
 )
 from paritas.sharding.graphs.operators import (
     bytes_words,
-    capped,
+    cap_lengths,
     most_bytes,
     predict_results,
     subject_of,
@@ -412,7 +412,7 @@ def prepare_call(
     if settings.cap is not None and values is None:
         annotation = annotation_of(subject.name, subject.meta_call(), call.annotation, settings)
         declared = call.annotation is not None and settings.options in {None, "declared", "all"}
-        subject, note = capped(subject, call.outputs, settings, annotation, declared=declared)
+        subject, note = cap_lengths(subject, call.outputs, settings, annotation, declared=declared)
         notes += [note] if note else []
     elif settings.cap is not None and any(
         n > settings.cap for t in call.tensors() for n in t.shape
@@ -457,7 +457,7 @@ def _operator_call(
         note = "values recorded in a run of the graph"
     # The graph may name devices of another machine: everything runs on this one.
     device = torch.device(settings.device or "cpu")
-    values = values.map(lambda item: moved(item, device))
+    values = values.map(lambda item: move_argument(item, device))
     operator_call = OperatorCall(
         subject.function,
         values.args,
@@ -538,7 +538,7 @@ class _Splits:
                     strict=settings.strict,
                     wholes=self.wholes,
                 )
-                verdict, confirmation = self._confirmed(examined.verdict, option, ranks)
+                verdict, confirmation = self._confirm_split(examined.verdict, option, ranks)
         except Exception as error:  # noqa: BLE001  (becomes the result of this split)
             reason = str(error) if isinstance(error, UsageError) else in_one_line(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
@@ -568,7 +568,7 @@ class _Splits:
         proof_arguments = (self.operator_call, option.rule, option.idx, option.dim, split)
         return prove_split(*proof_arguments, self.settings)
 
-    def _confirmed(
+    def _confirm_split(
         self, simulated: Verdict, option: SplitOption, ranks: int
     ) -> tuple[Verdict, Confirmation | None]:
         """Add the verdict of real ranks, if requested."""
@@ -638,10 +638,10 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> dict[str, Any]:
     strict = splits.settings.strict
     if not results:
         why = list(dict.fromkeys([*splits.missing, *left_out]))
-        reason = enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split"
+        reason = list_first(why, _MOST_NAMED, between="; ") or "nothing can be split"
         return {"outcome": CallOutcome.NOTHING, "reason": reason, "notes": tuple(notes)}
     if left_out:
-        notes.append(f"left out: {enumerated(left_out, _MOST_NAMED, between='; ')}")
+        notes.append(f"left out: {list_first(left_out, _MOST_NAMED, between='; ')}")
     notes += splits.other_shapes()
     notes += dict.fromkeys(note for split_result in results for note in split_result.verdict.notes)
     bad = [

@@ -203,17 +203,17 @@ def _graph_by_hand(module: Any) -> torch.fx.Graph | None:
     graph = torch.fx.Graph()
     x = graph.placeholder("input")
 
-    def held(*names: str) -> list[Any]:
+    def get_attributes(*names: str) -> list[Any]:
         return [graph.get_attr(n) if getattr(module, n) is not None else None for n in names]
 
     if isinstance(module, _TRANSPOSED):
         function = getattr(nn.functional, f"conv_transpose{len(module.kernel_size)}d")
         sizes = (module.stride, module.padding, module.output_padding)
-        call_args = (x, *held("weight", "bias"), *sizes, module.groups, module.dilation)
+        call_args = (x, *get_attributes("weight", "bias"), *sizes, module.groups, module.dilation)
     elif isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS) and module.momentum is not None:
         of_batch = isinstance(module, _BATCH_NORMS)
         function = nn.functional.batch_norm if of_batch else nn.functional.instance_norm
-        tensors = held("running_mean", "running_var", "weight", "bias")
+        tensors = get_attributes("running_mean", "running_var", "weight", "bias")
         training = module.training or module.running_mean is None
         call_args = (x, *tensors, training, module.momentum, module.eps)
     else:
@@ -390,7 +390,7 @@ class _FxReader:
         described = _unpacked_item(args) if apart else self._describe_result(value, node)
         self.made[node] = None if described is UNKNOWN else described
         outputs = tuple(tensor_values(described))
-        name, function, obstacle = self._called(node)
+        name, function, obstacle = self._resolve_call(node)
         idle = UNPACKS if apart else idle_reason(name, outputs)
         if described is UNKNOWN and not apart and not computes_no_tensor(name):
             why = self.unpredicted.get(node, "pass sample inputs with the graph")
@@ -420,7 +420,7 @@ class _FxReader:
         shared_tables = (self.calls, self.values, self.state)
         _FxReader(module, {}, {}, self.symbols, prefix, *shared_tables).read()
 
-    def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
+    def _resolve_call(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
         """The name of what a node calls, the function, and why it cannot be checked."""
         if node.op == "call_method":
             method = getattr(torch.Tensor, str(node.target), None)

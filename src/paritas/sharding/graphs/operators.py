@@ -408,7 +408,7 @@ _TAKE_SIZES = {"broadcast_to", "expand", "repeat", "reshape", "view", "_unsafe_v
 _POSITIONS = ("dim", "axis", "start_dim", "end_dim")
 
 
-def capped(
+def cap_lengths(
     subject: GraphSubject,
     outputs: tuple[TensorValue, ...],
     settings: GraphSettings,
@@ -564,7 +564,7 @@ def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int |
 def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSubject:
     """The same call with these lengths in its tensors and other arguments."""
 
-    def mapped(tree: Any, *, is_size: bool) -> Any:
+    def map_lengths(tree: Any, *, is_size: bool) -> Any:
         def change(item: Any) -> Any:
             if isinstance(item, TensorValue):
                 shape = tuple(lengths.get(n, n) for n in item.shape)
@@ -578,9 +578,9 @@ def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSub
         return map_items(tree, change)
 
     sizes = subject.name.rpartition(".")[2] in _TAKE_SIZES
-    args = tuple(mapped(value, is_size=sizes) for value in subject.args)
+    args = tuple(map_lengths(value, is_size=sizes) for value in subject.args)
     kwargs = {
-        key: mapped(value, is_size=sizes or not key.startswith(_POSITIONS))
+        key: map_lengths(value, is_size=sizes or not key.startswith(_POSITIONS))
         for key, value in subject.kwargs.items()
     }
     return dataclasses.replace(subject, args=args, kwargs=kwargs)

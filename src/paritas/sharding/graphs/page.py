@@ -14,7 +14,7 @@ from paritas.core.reporting.notebook import NotebookResult
 from paritas.core.reporting.pages import (
     PageLayout,
     figure,
-    packed,
+    pack_payload,
     render_page,
 )
 from paritas.core.reporting.tables import (
@@ -27,13 +27,13 @@ from paritas.core.reporting.tables import (
 from paritas.core.reporting.terminal import FINDING_COLUMNS
 from paritas.core.results.findings import Status
 from paritas.core.results.report import spell_nonfinite
-from paritas.core.results.wording import enumerated, finding_lines
+from paritas.core.results.wording import finding_lines, list_first
 from paritas.sharding.graphs.report import (
     MEANINGS,
     ORDER,
     OUTCOME_MARKS,
     confirmation_words,
-    counted,
+    count_things,
     duration,
     failing,
     failing_options,
@@ -332,12 +332,12 @@ def graph_page(report: GraphReport) -> str:
         most_open=MOST_OPEN,
         more_stories=max(0, len(wrong) - MOST_STORIES),
         unchecked=[
-            (outcome, reason, enumerated(reason.operators, MOST_NAMED))
+            (outcome, reason, list_first(reason.operators, MOST_NAMED))
             for outcome in (CallOutcome.UNSUPPORTED, CallOutcome.NOTHING)
             for reason in reasons(report, outcome)
         ],
         overview=overview(report.operators),
-        counted=counted,
+        count_things=count_things,
         beside=[
             (
                 graph_label(other_report, (report, *report.others)),
@@ -348,7 +348,7 @@ def graph_page(report: GraphReport) -> str:
             )
             for other_report in report.others
         ],
-        data=packed(graph_payload(report)),
+        data=pack_payload(graph_payload(report)),
     )
 
 
@@ -358,7 +358,7 @@ def graph_page_name(number: int) -> str:
 
 
 def _modules(operator_result: OperatorResult) -> str:
-    return enumerated(
+    return list_first(
         dict.fromkeys(site.module for site in operator_result.sites if site.module), 3
     )
 

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.sharding.graphs.calls import (
     Graph,
     GraphCall,
@@ -206,7 +206,7 @@ def _input_roles(graph: Graph, stated: Mapping[str, str]) -> dict[str, str]:
             or fnmatch.fnmatchcase(graph.names.get(name, name), pattern)
         ]
         if not fits:
-            names = enumerated(
+            names = list_first(
                 [graph.names.get(value, value) for value in graph.values], _MOST_NAMES
             )
             raise UsageError(f"no input or parameter matches {pattern!r}; the graph has {names}")
@@ -307,7 +307,7 @@ class _Following:
             kinds = _read_collectives(pattern, written)
             targets = self._targets(pattern)
             if not targets:
-                modules = enumerated(sorted(self._modules()), _MOST_NAMES)
+                modules = list_first(sorted(self._modules()), _MOST_NAMES)
                 raise UsageError(f"no module or node matches {pattern!r}; modules are {modules}")
             for value, module in targets:
                 if value in self.moved:
@@ -358,7 +358,7 @@ class _Following:
         for names in runs.values():
             if len(names) > 1:
                 raise UsageError(
-                    f"module {module} returns {enumerated(names, _MOST_NAMES)}: name the node that "
+                    f"module {module} returns {list_first(names, _MOST_NAMES)}: name the node that "
                     "the collective follows"
                 )
         return list(leaving)

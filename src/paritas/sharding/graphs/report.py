@@ -23,12 +23,12 @@ from paritas.core.reporting.annotations import (
 )
 from paritas.core.reporting.table_files import csv_table
 from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, Rest, terminal_table
-from paritas.core.reporting.terminal import indented, listed
+from paritas.core.reporting.terminal import indent_text, list_items
 from paritas.core.results import wording
 from paritas.core.results.findings import Status
 from paritas.core.results.wording import (
     MOST_SHOWN,
-    enumerated,
+    list_first,
     near_path,
 )
 from paritas.sharding.graphs.rows import CallOutcome
@@ -56,7 +56,7 @@ _ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
 _MINUTE = 60.0
 _MOST_NAMES = 3
 # `1 call`, `12,000 calls`.
-counted = functools.partial(wording.counted, thousands=",")
+count_things = functools.partial(wording.count_things, thousands=",")
 _WORD = re.compile(r"\w+")
 
 
@@ -70,7 +70,7 @@ class Reason(NamedTuple):
 
 def graph_headline(report: GraphReport) -> str:
     """The number of calls by outcome: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
-    parts = [f"{short_name(report)}: {counted(report.calls, 'call')}"]
+    parts = [f"{short_name(report)}: {count_things(report.calls, 'call')}"]
     parts += [f"{count:,} {_ENDED[outcome]}" for outcome, count in report.counts().items() if count]
     return ", ".join(parts)
 
@@ -94,7 +94,7 @@ def verdict_word(report: GraphReport) -> str:
 def verdict_words(report: GraphReport) -> str:
     """The reason for the verdict, as a sentence without a full stop."""
     counts = report.counts()
-    verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
+    verified = f"{counts[CallOutcome.VERIFIED]:,} of {count_things(report.calls, 'call')} verified"
     if report.exit_code == 1 and not failing(report) and report.proof is not None:
         return f"the placements are wrong: {report.proof.words}"
     if report.exit_code == 1:
@@ -102,25 +102,24 @@ def verdict_words(report: GraphReport) -> str:
         wrong = sum(
             len(failing_options(operator_result, report)) for operator_result in failing(report)
         )
-        splits = f" in {counted(wrong, 'split')}" if wrong else ""
-        calls = counted(counts[CallOutcome.FAILED], "call")
-        return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
+        splits = f" in {count_things(wrong, 'split')}" if wrong else ""
+        calls = count_things(counts[CallOutcome.FAILED], "call")
+        return f"{calls} of {count_things(operators, 'operator')} wrong{splits}; {verified}"
     missing = report.calls - sum(counts.values())
     if not report.ended:
-        return f"interrupted, {counted(max(0, missing), 'call')} not checked yet; {verified}"
+        return f"interrupted, {count_things(max(0, missing), 'call')} not checked yet; {verified}"
     if missing:
-        return f"{counted(missing, 'call')} not accounted for; {verified}"
+        return f"{count_things(missing, 'call')} not accounted for; {verified}"
     if counts[CallOutcome.UNSUPPORTED]:
-        return (
-            f"{counted(counts[CallOutcome.UNSUPPORTED], 'call')} could not be checked; {verified}"
-        )
+        calls = count_things(counts[CallOutcome.UNSUPPORTED], "call")
+        return f"{calls} could not be checked; {verified}"
     if report.proof is not None and report.proof.status == "not decided":
         return f"the graph under its placements is {report.proof.words}; {verified}"
     if not counts[CallOutcome.VERIFIED]:
         return "nothing was checked"
     rest = counts[CallOutcome.NOTHING]
     others = f", nothing to check in the other {rest:,}" if rest else ""
-    compared = f"{counted(_count_splits(report), 'split')} compared"
+    compared = f"{count_things(_count_splits(report), 'split')} compared"
     return "; ".join([f"{verified}{others}", compared, *_proved_words(report)])
 
 
@@ -141,8 +140,8 @@ def _proved_words(report: GraphReport) -> list[str]:
 def size_words(report: GraphReport) -> str:
     """The amount of work and the time it took."""
     words = [
-        counted(len(report.operators), "distinct operator"),
-        counted(_count_splits(report), "split"),
+        count_things(len(report.operators), "distinct operator"),
+        count_things(_count_splits(report), "split"),
     ]
     ranks = sorted({option.ranks for operator in report.operators for option in operator.options})
     if ranks:
@@ -150,10 +149,10 @@ def size_words(report: GraphReport) -> str:
     words += _confirmed_words(report)
     words.append(duration(report.seconds))
     if report.resumed:
-        words.append(f"{counted(report.resumed, 'operator')} from an earlier run")
+        words.append(f"{count_things(report.resumed, 'operator')} from an earlier run")
     if report.shared:
         words.append(
-            f"{counted(report.shared, 'operator')} already verified for another graph here"
+            f"{count_things(report.shared, 'operator')} already verified for another graph here"
         )
     return ", ".join(words)
 
@@ -293,7 +292,7 @@ def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] =
         _group_reasons(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
         _group_reasons(report, CallOutcome.NOTHING, "nothing to check"),
         _other_graphs(report),
-        (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
+        (*list_items("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
     ):
         lines = list(section)
         parts += [Text(), *lines] if lines else []
@@ -324,7 +323,7 @@ def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
         return
     style = _VERDICT_STYLES[_PROOF_VERDICTS[proof.status]]
     yield Text(f"the graph under its placements: {proof.status}", style=style)
-    yield indented(proof.words)
+    yield indent_text(proof.words)
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -394,20 +393,20 @@ def _story(
         f"{operator_result.sites[0].node}: {operator_result.operator}",
         style=OUTCOME_MARKS[CallOutcome.FAILED].style,
     )
-    yield indented(operator_result.signature)
+    yield indent_text(operator_result.signature)
     options = failing_options(operator_result, report)
     for option in options[:MOST_SHOWN]:
-        yield indented(f"{_split_words(option)}: {option.status.value}")
-        yield from (indented(words, 4) for words in _figures(option))
+        yield indent_text(f"{_split_words(option)}: {option.status.value}")
+        yield from (indent_text(words, 4) for words in _figures(option))
     if len(options) > MOST_SHOWN:
-        yield indented(f"and {len(options) - MOST_SHOWN} more splits")
+        yield indent_text(f"and {len(options) - MOST_SHOWN} more splits")
     if operator_result.reason and not options:
-        yield indented(operator_result.reason)
+        yield indent_text(operator_result.reason)
     modules = list(dict.fromkeys(site.module for site in operator_result.sites if site.module))
     if modules:
-        yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
+        yield indent_text(f"in module {list_first(modules, _MOST_NAMES)}")
     if operator_result.script:
-        yield indented(f"reproduce it: python {near_path(str(folder / operator_result.script))}")
+        yield indent_text(f"reproduce it: python {near_path(str(folder / operator_result.script))}")
 
 
 def _figures(option: OptionResult) -> Iterator[str]:
@@ -436,13 +435,13 @@ def _group_reasons(
     if not outcome_reasons:
         return
     calls = sum(reason.calls for reason in outcome_reasons)
-    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
+    yield Text(f"{title}: {count_things(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
     for reason in outcome_reasons[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
-        which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
-        yield indented(f"{reason.calls:,}: {reason.words}{which}")
+        which = f" ({list_first(names, _MOST_NAMES)})" if names else ""
+        yield indent_text(f"{reason.calls:,}: {reason.words}{which}")
     if len(outcome_reasons) > MOST_SHOWN:
-        yield indented(f"and {len(outcome_reasons) - MOST_SHOWN} more reasons")
+        yield indent_text(f"and {len(outcome_reasons) - MOST_SHOWN} more reasons")
 
 
 def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
@@ -450,13 +449,13 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     if not report.others:
         return
     graphs = (report, *report.others)
-    yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
+    yield Text(f"also in this folder: {count_things(len(report.others), 'graph')}", style="bold")
     for other_report in report.others:
         words = (
             f"{near_path(graph_label(other_report, graphs))}: "
             f"{verdict_word(other_report)}, {verdict_words(other_report)}"
         )
-        yield indented(words)
+        yield indent_text(words)
 
 
 # --- A table as CSV -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 from paritas.core.errors import UsageError
 from paritas.core.reporting.files import GRAPH_JSON, check_writable, replacing, write_whole
 from paritas.core.results.report import json_of
-from paritas.core.results.wording import counted
+from paritas.core.results.wording import count_things
 from paritas.formats.files.records import Lock
 from paritas.sharding.graphs.rows import CallOutcome, GraphReport, OperatorResult
 from paritas.sharding.graphs.scripts import SCRIPTS_FOLDER
@@ -231,7 +231,11 @@ class GraphJournal:
         if not difference:
             return
         rest = len(self.graphs) - 1
-        lost = f", which also deletes the results of {counted(rest, 'other graph')}" if rest else ""
+        lost = (
+            f", which also deletes the results of {count_things(rest, 'other graph')}"
+            if rest
+            else ""
+        )
         raise UsageError(
             f"{str(folder)!r} holds results with {difference}; use another folder, or start over "
             f"with --overwrite (resume=False){lost}"

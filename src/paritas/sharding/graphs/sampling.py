@@ -12,7 +12,7 @@ import torch
 from paritas.core.errors import ParitasError, UsageError, first_line
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.random_tensors import between, normal
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.formats.dumps.opening import open_dump
 from paritas.formats.dumps.survey import RecordedCall, RecordedCalls
 from paritas.formats.files.tensor_bytes import known_dtype
@@ -21,7 +21,7 @@ from paritas.sharding.graphs.calls import (
     Graph,
     GraphCall,
     TensorValue,
-    copied,
+    copy_values,
     items_in,
     split_arguments,
     tensors_by_path,
@@ -61,7 +61,9 @@ def bound_inputs(graph: Graph, inputs: Any) -> dict[str, torch.Tensor]:
     values = [value for value in graph.values.values() if value.kind == "input"]
     by_place, by_name = _given_tensors(inputs)
     tensors_by_name = {value.name: tensor for value, tensor in zip(values, by_place, strict=False)}
-    names = ", ".join(f"{value.name} {shown([(value.shape, value.dtype)])}" for value in values)
+    names = ", ".join(
+        f"{value.name} {show_forms([(value.shape, value.dtype)])}" for value in values
+    )
     takes = f"the graph takes {len(values)} tensors: {names:.400}"
     if len(by_place) > len(values):
         raise UsageError(f"got {len(by_place)} positional input tensors; {takes}")
@@ -79,7 +81,8 @@ def bound_inputs(graph: Graph, inputs: Any) -> dict[str, torch.Tensor]:
         form, expected = (tuple(tensor.shape), tensor.dtype), (value.shape, value.dtype)
         if form != expected:
             raise UsageError(
-                f"input {value.name} is {shown([form])}, but the graph has {shown([expected])}; "
+                f"input {value.name} is {show_forms([form])}, but the graph has "
+                f"{show_forms([expected])}; "
                 "pass inputs of the shapes and dtypes that it was made with"
             )
     return tensors_by_name
@@ -97,7 +100,7 @@ def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Ten
     return [item for item in items_in(args) if isinstance(item, torch.Tensor)], named
 
 
-def shown(forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
+def show_forms(forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
     """Shapes and dtypes for people: `float32[2, 4]`."""
     words = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in forms]
     return ", ".join(words) or "nothing"
@@ -141,7 +144,7 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
         if call.position not in keep or call.idle:
             continue
         if all(value.name in record_by_name or value.name in state for value in call.tensors()):
-            values_by_position[call.position] = copied(
+            values_by_position[call.position] = copy_values(
                 values_for(call.args, call.kwargs, tensor_of)
             )
         else:
@@ -150,7 +153,7 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
     notes = [f"{path.name} holds the arguments of {count} of {count + len(missing)} calls"]
     if missing:
         notes.append(
-            f"it does not hold those of {enumerated(missing, _MOST_NAMES)}, which are drawn"
+            f"it does not hold those of {list_first(missing, _MOST_NAMES)}, which are drawn"
         )
     return Samples(values_by_position, tuple(notes))
 
@@ -271,9 +274,9 @@ def sample_values(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for call in graph.calls[: last + 1]:
-            call_values = run.given(call)
+            call_values = run.gather_arguments(call)
             if call.position in keep and call_values is not None:
-                values_by_position[call.position] = copied(call_values)
+                values_by_position[call.position] = copy_values(call_values)
             run.run(call, call_values)
     missing = [
         call for call in graph.calls if call.position in set(keep) - values_by_position.keys()
@@ -299,7 +302,7 @@ class _SampleRun:
             for value in call.tensors():
                 self._last_use[value.name] = call.position
 
-    def given(self, call: GraphCall) -> CallValues | None:
+    def gather_arguments(self, call: GraphCall) -> CallValues | None:
         """The arguments of a call; None if one is unknown."""
         if not all(self._fetch(value) for value in call.tensors()):
             return None
@@ -324,14 +327,14 @@ class _SampleRun:
         """What could not be run or had to be drawn."""
         notes: list[str] = []
         if self._drawn:
-            names = enumerated(self._drawn, _MOST_NAMES)
+            names = list_first(self._drawn, _MOST_NAMES)
             notes.append(f"the graph does not hold {names}; drawn for the sample run")
         if self._failed:
-            failed = enumerated(self._failed, _MOST_NAMES, between="; ")
+            failed = list_first(self._failed, _MOST_NAMES, between="; ")
             notes.append(f"not run on the sample inputs: {failed}")
         checked = [call for call in missing if not call.idle]
         if checked:
-            names = enumerated([call.name for call in checked], _MOST_NAMES)
+            names = list_first([call.name for call in checked], _MOST_NAMES)
             notes.append(f"the arguments of these calls are unknown and are drawn: {names}")
         return tuple(notes)
 
@@ -379,8 +382,8 @@ class _SampleRun:
         returned_forms = [(tuple(tensor.shape), tensor.dtype) for tensor in results]
         if graph_forms != returned_forms:
             raise UsageError(
-                f"{call.name} returned {shown(returned_forms)}, but the graph has "
-                f"{shown(graph_forms)}"
+                f"{call.name} returned {show_forms(returned_forms)}, but the graph has "
+                f"{show_forms(graph_forms)}"
             )
         for value, tensor in zip(call.outputs, results, strict=True):
             self._known[value.name] = tensor

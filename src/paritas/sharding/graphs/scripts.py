@@ -28,7 +28,7 @@ from paritas.core.reporting.scripts import (
 from paritas.core.results.findings import Status
 from paritas.core.results.items import ItemKind, Once, Partial, Replicate, Shard, after_call
 from paritas.core.torch_private.global_state import quietly
-from paritas.sharding.graphs.calls import CallValues, copied
+from paritas.sharding.graphs.calls import CallValues, copy_values
 from paritas.sharding.graphs.checking import offers, prepare_call
 from paritas.sharding.graphs.operators import subject_of
 from paritas.sharding.operators.runner import Streams
@@ -664,7 +664,7 @@ def _passes_here(option: OptionResult) -> bool:
 
 
 def _draws(call: OperatorCall) -> bool:
-    call_values = copied(CallValues(call.args, call.kwargs))  # it may write to them
+    call_values = copy_values(CallValues(call.args, call.kwargs))  # it may write to them
     before = Streams.of(call)
     try:
         with quietly(), torch.no_grad():

@@ -282,7 +282,7 @@ def verify_graph(graph: Any, options: VerifyGraphOptions) -> GraphReport:
     run = _GraphRun(opened, settings, options.inputs, modules, show, began, placements=stated)
     run.prove_placed()
     if options.outdir is None:
-        return run.checked(None, options.executor, options.jobs)
+        return run.check_groups(None, options.executor, options.jobs)
     folder, about = Path(options.outdir), run.about()
     prepare_folder(folder, resume=options.resume)
     with GraphJournal(folder, about, run.report(ended=False), resume=options.resume) as journal:
@@ -290,7 +290,7 @@ def verify_graph(graph: Any, options: VerifyGraphOptions) -> GraphReport:
             clear_folder(folder)
         run.reuse_results(folder, journal)
         try:
-            report = run.checked(journal, options.executor, options.jobs)
+            report = run.check_groups(journal, options.executor, options.jobs)
         except KeyboardInterrupt:
             journal.interrupt()
             run.write(folder, journal, run.report(ended=False), html=options.html)
@@ -359,7 +359,7 @@ class _GraphRun:
         write_results(folder, complete_report, html=html)
         return complete_report
 
-    def checked(
+    def check_groups(
         self, journal: GraphJournal | None, executor: str | Executor, jobs: int | None
     ) -> GraphReport:
         """Check what is not finished yet."""

@@ -17,7 +17,6 @@ from paritas.core.numerics.random_tensors import (
     Domain,
     away_from_zero,
     between,
-    conditioned,
     constant,
     distribution,
     indices,
@@ -28,6 +27,7 @@ from paritas.core.numerics.random_tensors import (
     positive_definite,
     signs,
     sorted_values,
+    well_conditioned,
     whole_numbers,
 )
 from paritas.core.operators.calls import OperatorCall, Place
@@ -370,7 +370,7 @@ _SORTED = _always(sorted_values)
 _FACTORS = _always(between(0.6, 1.6))
 _BITS = _always(whole_numbers(0, 256))
 _GROUP = _always(whole_numbers(0, 3))
-_INVERTIBLE = _always(conditioned)
+_INVERTIBLE = _always(well_conditioned)
 _DEFINITE = _always(positive_definite)
 _COUNTER = _always(constant(3))
 

@@ -537,7 +537,7 @@ class Search:
                 confirmed = self._narrow_ways(coarser, confirmed, second, ranks)
             if confirmed is None:
                 continue
-            chosen = self._settled(coarser, confirmed)
+            chosen = self._settle_ways(coarser, confirmed)
             if chosen is None:
                 return None
             last = others[0] if others else self._ranks
@@ -560,7 +560,7 @@ class Search:
         ]
         return remaining_ways if all(remaining_ways) else None
 
-    def _settled(self, cut: TrialCut, ways: Ways) -> list[Role] | None:
+    def _settle_ways(self, cut: TrialCut, ways: Ways) -> list[Role] | None:
         """One way for each result; if several are left, further draws decide."""
         draws: list[TrialDraw] = []
         if any(not isinstance(way, Shard) for options in ways for way in options):
@@ -654,7 +654,7 @@ def _annotate_alone(subject: TrialSubject, results: Sequence[torch.Tensor], reci
 def _annotation(
     subject: TrialSubject, results: Sequence[torch.Tensor], recipes: Sequence[Recipe]
 ) -> str:
-    call_arguments = subject.given()
+    call_arguments = subject.arguments_by_place()
     tensors = subject.tensors()
     inputs: dict[Place, tuple[int, ...] | None] = {
         argument_place: tuple(tensors[argument_place].shape) if argument_place in tensors else None

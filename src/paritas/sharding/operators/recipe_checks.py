@@ -786,10 +786,10 @@ def confirmation(
     check_confirm(confirm, device_of(call), count)
     team = ProcessTeam(confirm, imports=tuple(imports))
     real = check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict)
-    return labelled(real, f"on {confirm} ranks")
+    return label_items(real, f"on {confirm} ranks")
 
 
-def labelled(verdict: Verdict, option: str) -> Verdict:
+def label_items(verdict: Verdict, option: str) -> Verdict:
     """The verdict with each item under a label: the option that was split, or the ranks."""
     findings = tuple(
         msgspec.structs.replace(finding, item=finding.item.under(option))

@@ -339,17 +339,17 @@ class Runner:
         shake: bool = False,
     ) -> OperatorRun:
         """Run the whole operator, optionally with the last bits of its arguments perturbed."""
-        arguments = self._shaken() if shake else self._given(wide=wide)
+        arguments = self._shaken() if shake else self._shared_arguments(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
         def forward() -> dict[Item, Any]:
-            values = self.cloned(arguments)
+            values = self.clone_written(arguments)
             with self.drawing([]):
                 result = self.invoke(values)
             if self.is_first:
                 self.is_first = False
                 self.written = tuple(p for p in values if _differ(values[p], arguments[p]))
-            return self.named(result, values)
+            return self.name_results(result, values)
 
         return self._run(forward, arguments, terms, cotangents, wide=wide, around=around)
 
@@ -361,9 +361,9 @@ class Runner:
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> OperatorRun:
         """Run the operator rank by rank, and join the results."""
-        arguments = self._given(wide=wide)
+        arguments = self._shared_arguments(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
-        forward = functools.partial(self.ranked, arguments, terms)
+        forward = functools.partial(self.run_ranks, arguments, terms)
         return self._run(forward, arguments, terms, cotangents, wide=wide, around=around)
 
     def _run(
@@ -400,7 +400,7 @@ class Runner:
 
     # --- forward ---------------------------------------------------------------------------------
 
-    def _given(self, *, wide: bool) -> Values:
+    def _shared_arguments(self, *, wide: bool) -> Values:
         """Copies of the arguments, shared by all runs in a precision."""
         if wide not in self._kept:
             self._kept[wide] = self._leaves(wide=wide)
@@ -438,7 +438,7 @@ class Runner:
                         tensor.mul_(1 + by.to(tensor.device) * torch.finfo(tensor.dtype).eps)
         return values
 
-    def cloned(self, values: Values) -> Values:
+    def clone_written(self, values: Values) -> Values:
         """Copy what the operator may write to; before the first run, that is everything."""
         places = tuple(values) if self.is_first else self.written
         return {
@@ -461,7 +461,7 @@ class Runner:
         refuse_hazards(self.call.function, args, named)
         return self.call.function(*args, **named)
 
-    def named(self, result: Any, values: Values) -> dict[Item, Any]:
+    def name_results(self, result: Any, values: Values) -> dict[Item, Any]:
         """The results and the arguments that were written to, by item."""
         returned = [] if result is None and self.written else leaves(result, OUTPUT)
         named = {output(path): value for path, value in returned}
@@ -471,7 +471,7 @@ class Runner:
                     named[after_call(path)] = tensor
         return named
 
-    def ranked(self, values: Values, terms: Terms) -> dict[Item, Any]:
+    def run_ranks(self, values: Values, terms: Terms) -> dict[Item, Any]:
         """The joined results of all ranks."""
         tree = self._split_levels(values, self.levels, terms, (), "")
         return self._join_tree(tree, iter(self.run_leaves(_leaves(tree))), terms)
@@ -481,7 +481,7 @@ class Runner:
         return map(self._run_leaf, ranks)
 
     def _run_leaf(self, rank: RankLeaf) -> dict[Item, Any]:
-        rank_values = self.cloned(rank.values)
+        rank_values = self.clone_written(rank.values)
         try:
             with self.drawing(list(rank.reach)):
                 result = self.invoke(rank_values)
@@ -489,7 +489,7 @@ class Runner:
             raise
         except Exception as error:
             raise RankError(f"{rank.where} raised {in_one_line(error)}") from error
-        return self.named(result, rank_values)
+        return self.name_results(result, rank_values)
 
     def _split_levels(
         self,
@@ -608,7 +608,7 @@ class Runner:
         }
         if not outputs or not targets:
             return
-        claimed = self.claimed(targets)
+        claimed = self.claimed_gradients(targets)
         try:
             for turn in range(cotangents):
                 terms.turn, terms.full = turn, False
@@ -622,7 +622,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001  (becomes a finding)
             operator_run.gradient_error = error
 
-    def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
+    def claimed_gradients(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
         """Arguments whose whole gradient each rank claims to have, if results are replicated.
 
         For these, each rank starts from the whole cotangent, not from a share of it.

@@ -103,7 +103,7 @@ class TrialSubject:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def given(self) -> dict[Place, Any]:
+    def arguments_by_place(self) -> dict[Place, Any]:
         """Its arguments, by position or name."""
         arguments: dict[Place, Any] = dict(enumerate(self.args))
         arguments.update(self.kwargs)
@@ -112,7 +112,7 @@ class TrialSubject:
     def tensors(self) -> Tensors:
         """Its tensors, including the items of lists of tensors."""
         tensors: Tensors = {}
-        for argument_place, value in self.given().items():
+        for argument_place, value in self.arguments_by_place().items():
             if isinstance(value, torch.Tensor):
                 tensors[argument_place] = value
             elif _is_list(value):
@@ -124,7 +124,7 @@ class TrialSubject:
     def numbers(self) -> list[DividedNumber]:
         """Its integers above 1: sizes, heads, groups and others."""
         divided_numbers: list[DividedNumber] = []
-        for argument_place, value in self.given().items():
+        for argument_place, value in self.arguments_by_place().items():
             items = enumerate(value) if isinstance(value, tuple | list) else [(None, value)]
             divided_numbers += [
                 DividedNumber(argument_place, item, number)
@@ -157,7 +157,7 @@ class TrialSubject:
     def _lists(self) -> dict[Place, Any]:
         return {
             argument_place: value
-            for argument_place, value in self.given().items()
+            for argument_place, value in self.arguments_by_place().items()
             if _is_list(value)
         }
 
@@ -438,8 +438,8 @@ class RandomTrials:
     def __init__(self, subject: TrialSubject) -> None:
         self.subject = subject
         self._generator = torch.Generator().manual_seed(SEED)
-        self.given = self._given()
-        varied = self._changed(self.given.tensors, _vary)
+        self.given = self._draw_given()
+        varied = self._change_tensors(self.given.tensors, _vary)
         changed = any(
             varied[tensor_place] is not given_tensor
             for tensor_place, given_tensor in self.given.tensors.items()
@@ -461,8 +461,8 @@ class RandomTrials:
         """Other values; the first ones again if the operator accepts no others."""
         tensors = self.first.tensors
         return (
-            self._unless_constant(self._changed(tensors, _redraw))
-            or self._unless_constant(self._changed(tensors, _shuffle))
+            self._unless_constant(self._change_tensors(tensors, _redraw))
+            or self._unless_constant(self._change_tensors(tensors, _shuffle))
             or self.first
         )
 
@@ -470,14 +470,14 @@ class RandomTrials:
     def shades(self) -> list[TrialDraw]:
         """Special values that distinguish more than ordinary ones."""
         base = self.second.tensors
-        drawn = (self._changed(base, functools.partial(_shade, shade)) for shade in SHADES)
+        drawn = (self._change_tensors(base, functools.partial(_shade, shade)) for shade in SHADES)
         return [draw for draw in map(self._draw, drawn) if draw is not None]
 
     @functools.cached_property
     def recounted(self) -> list[TrialDraw]:
         """Other frequencies of classes and indices: ignored targets may be even by coincidence."""
         base = self.second.tensors
-        drawn = [self._changed(base, _recount) for _ in range(RECOUNTS)]
+        drawn = [self._change_tensors(base, _recount) for _ in range(RECOUNTS)]
         if all(drawn[0][tensor_place] is tensor for tensor_place, tensor in base.items()):
             return []
         return [draw for draw in map(self._draw, drawn) if draw is not None]
@@ -556,7 +556,7 @@ class RandomTrials:
 
     # --- draws ------------------------------------------------------------------------------------
 
-    def _given(self) -> TrialDraw:
+    def _draw_given(self) -> TrialDraw:
         """The given arguments, in float64 if the operator accepts that."""
         tensors = self.subject.tensors()
         detached_tensors = {
@@ -573,7 +573,7 @@ class RandomTrials:
             text = in_one_line(error, 300, whole=True)
             raise UsageError(f"the operator itself fails on these arguments: {text}") from error
 
-    def _changed(
+    def _change_tensors(
         self, tensors: Tensors, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
     ) -> Tensors:
         return {

@@ -17,7 +17,7 @@ from paritas.core.numerics.contents import leaves
 from paritas.core.placement.placement import Recipe, device_of, on_device
 from paritas.core.results.findings import Finding, Verdict, unverified
 from paritas.core.results.items import Replicate
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.sharding.operators.annotation import Annotation, Option
 from paritas.sharding.operators.configuration import make_call
 from paritas.sharding.operators.library import annotation_of_call
@@ -27,7 +27,7 @@ from paritas.sharding.operators.recipe_checks import (
     confirmation,
     drifting,
     failed_split,
-    labelled,
+    label_items,
 )
 from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.operators.runner import Streams
@@ -196,7 +196,7 @@ def check_unsplit(call: OperatorCall, outputs: int, why: str, settings: CheckSet
     recipe = Recipe((), (Replicate(),) * outputs, words=f"{call.name}: not split")
     verdict, ranks = settings.check(call, recipe), settings.ranks
     note = f"nothing to split: {why}; each of {ranks} ranks ran the whole operator for comparison"
-    return msgspec.structs.replace(labelled(verdict, "not split"), notes=(*verdict.notes, note))
+    return msgspec.structs.replace(label_items(verdict, "not split"), notes=(*verdict.notes, note))
 
 
 # --- Rules ----------------------------------------------------------------------------------------
@@ -331,15 +331,15 @@ def _describe_failure(verdict: Verdict) -> str:
     reason = f" ({worst.reason})" if worst.reason else ""
     parts = [f"{worst.path} is {worst.status}{reason}"]
     if others:
-        parts.append(f"also wrong: {enumerated([f.path for f in others], _MOST_LISTED)}")
+        parts.append(f"also wrong: {list_first([f.path for f in others], _MOST_LISTED)}")
     if right:
-        parts.append(f"right: {enumerated(right, _MOST_LISTED)}")
+        parts.append(f"right: {list_first(right, _MOST_LISTED)}")
     return "; ".join(parts)
 
 
 def _name_by_option(verdict: Verdict, option: Mapping[str, int], recipe: Recipe) -> Verdict:
     """The verdict of one option, with each item under the name of the option."""
-    named = labelled(verdict, f"{dict(option)}: {recipe.split_words}")
+    named = label_items(verdict, f"{dict(option)}: {recipe.split_words}")
     if verdict.passed or verdict.failures:
         return named
     # An option that compared nothing must not pass because of the options beside it.

@@ -176,7 +176,7 @@ def initial_items(
     return items
 
 
-def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
+def unmatched_names(reference: Trace, ranks: list[Trace]) -> list[str]:
     """Names of parameters and buffers that the ranks have and the reference does not."""
     names = dict.fromkeys(name for trace in ranks for name in trace.initial)
     return [name for name in names if name not in reference.initial]

@@ -80,7 +80,7 @@ class RankRecorder(TrainingRecorder):
         if self._equal is None:
             return piece
         # Blocks run in the same order on all ranks, so equal values are looked for in one shape.
-        return self._equal.shared((self._step, "block", piece.whole_shape), piece)
+        return self._equal.share_piece((self._step, "block", piece.whole_shape), piece)
 
 
 # --- Forms ----------------------------------------------------------------------------------------

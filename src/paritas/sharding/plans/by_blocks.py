@@ -28,7 +28,7 @@ from paritas.core.numerics.gates import Near
 from paritas.core.results.findings import Coverage, Verdict
 from paritas.core.results.progress import Progress
 from paritas.core.torch_private.tensors import return_free_memory
-from paritas.sharding.plans.assembling import find_slots, step_items, unmatched
+from paritas.sharding.plans.assembling import find_slots, step_items, unmatched_names
 from paritas.sharding.plans.boundaries import FormFinder, NotByBlocksError, RankRecorder
 from paritas.sharding.plans.causes import excuse_late_reductions
 from paritas.sharding.plans.edges import EdgeJudge, Errors, Shaking
@@ -140,14 +140,14 @@ class _BlocksOfPlan:
                 raise NotByBlocksError(str(trace.error))
         raised = errors_of(ranks)
         if raised or not complete_steps(reference, ranks):
-            return self.runs.agreed(Verdict(findings=tuple(raised), strict=self.strict))
+            return self.runs.agree_on(Verdict(findings=tuple(raised), strict=self.strict))
         calls, forms = self._cut(reference, ranks)
         for trace in (reference, *ranks):
             for step in trace.steps:
                 step.blocks = {}
         self._check_pieces(calls, forms)
         self._check_edges(off, reference, ranks, abridge)
-        return self.runs.agreed(self._verdict(reference, ranks, calls))
+        return self.runs.agree_on(self._verdict(reference, ranks, calls))
 
     # --- The whole model, natively ----------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class _BlocksOfPlan:
     def _verdict(
         self, reference: Trace, ranks: list[Trace], calls: list[dict[str, Any]]
     ) -> Verdict:
-        extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
+        extra = tuple(f"{name} is on the ranks only" for name in unmatched_names(reference, ranks))
         return Verdict(
             findings=tuple(self.findings),
             coverage=Coverage(compared=self.compared, unmatched=extra),

@@ -181,12 +181,12 @@ def _suspect(
 
     If it only passes on a sum that was never reduced, that is the pending location.
     """
-    if not pending or misreduced(watched_step, here.related, [pending[-1].related], near):
+    if not pending or is_misreduced(watched_step, here.related, [pending[-1].related], near):
         return here
     return pending[0]
 
 
-def misreduced(
+def is_misreduced(
     watched_step: WatchedStep, related: Related, before: list[Related], near: Near
 ) -> bool:
     """Whether the ranks reduced their terms there, but wrongly.
@@ -255,12 +255,14 @@ def locate_backward(watched_step: WatchedStep) -> Location | None:
     for value_place in watched_step.reference.backward:
         match way.relation(value_place):
             case Relation.WRONG:
-                return way.location(way.blamed(value_place), passed)
+                return way.location(way.blame_place(value_place), passed)
             case Relation.PARTIAL | Relation.PERMUTED:
                 pending.append(value_place)
             case Relation.WHOLE:
                 pass_by(
-                    passed, f"the gradient at the {way.side(value_place)}", way.related(value_place)
+                    passed,
+                    f"the gradient at the {way.side(value_place)}",
+                    way.relate_once(value_place),
                 )
     untaken_places = [pending_place for pending_place in pending if not way.taken_up(pending_place)]
     return way.location(untaken_places[0], passed) if untaken_places else None
@@ -315,7 +317,7 @@ class _Way:
         pieces = {rank: other.back(value_place.side) for rank, other in others.items()}
         return next(related_of(self.seen, table, pieces, self.near, factors), None)
 
-    def related(self, value_place: ValuePlace) -> Related | None:
+    def relate_once(self, value_place: ValuePlace) -> Related | None:
         """The same, cached."""
         if value_place not in self._known:
             arrives = value_place in self._order
@@ -323,7 +325,7 @@ class _Way:
         return self._known[value_place]
 
     def relation(self, value_place: ValuePlace) -> Relation:
-        related = self.related(value_place)
+        related = self.relate_once(value_place)
         return Relation.UNKNOWN if related is None else related.relation
 
     def side(self, value_place: ValuePlace) -> str:
@@ -340,7 +342,7 @@ class _Way:
             if next_place in met:
                 continue
             met.add(next_place)
-            if self.related(next_place) is None:
+            if self.relate_once(next_place) is None:
                 stack += ways.get(next_place, ())
             else:
                 value_places.add(next_place)
@@ -367,13 +369,16 @@ class _Way:
                     stack.append(after)
         return False
 
-    def blamed(self, value_place: ValuePlace) -> ValuePlace:
+    def blame_place(self, value_place: ValuePlace) -> ValuePlace:
         """The place where a wrong gradient starts."""
         value_place = self._follow(value_place, {Relation.WRONG})
         late = self._late(value_place)
-        here, terms = self.related(value_place), [self._known[late_place] for late_place in late]
+        here, terms = (
+            self.relate_once(value_place),
+            [self._known[late_place] for late_place in late],
+        )
         before = [term for term in terms if term is not None]
-        if here is not None and misreduced(self.seen, here, before, self.near):
+        if here is not None and is_misreduced(self.seen, here, before, self.near):
             return value_place
         return self._follow(value_place, _PENDING)
 
@@ -396,7 +401,7 @@ class _Way:
         ]
 
     def location(self, value_place: ValuePlace, passed: dict[str, Tensor]) -> Location:
-        related = self.related(value_place)
+        related = self.relate_once(value_place)
         assert related is not None  # noqa: S101  (only known places are blamed)
         name, kind = self._module(value_place)
         words = f"the gradient at the {self.side(value_place)} {describe_related(related)}"
@@ -411,7 +416,7 @@ class _Way:
         readers = [
             source
             for source in sources
-            if source.side == INPUT_SIDE and self.related(source) is None
+            if source.side == INPUT_SIDE and self.relate_once(source) is None
         ]
         if readers:  # it passes through a module whose gradient is unknown
             reader = self.calls[readers[0].call][0]
@@ -604,7 +609,7 @@ class ParallelCause:
     words: str = ""
     others: dict[tuple[int, str], Diagnosis] = dataclasses.field(default_factory=dict)
 
-    def explained(self, finding: Finding) -> Finding:
+    def explain_finding(self, finding: Finding) -> Finding:
         """The finding with origin, diagnosis and advice."""
         reason = f"{finding.reason}; {self.words}" if self.words else finding.reason
         return msgspec.structs.replace(

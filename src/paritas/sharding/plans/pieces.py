@@ -253,7 +253,7 @@ class Piece(nn.Module):
         with backward, running:
             if heads:
                 torch.autograd.backward(heads, gradients)
-        trace.steps[-1].returned = step.returned()
+        trace.steps[-1].returned = step.given_gradients()
 
 
 class _StepOfPiece:
@@ -339,7 +339,7 @@ class _StepOfPiece:
         self._gradients.append(None)
         for name, calls in self.calls.items():
             for call, got in zip(calls, taken[name], strict=True):
-                self._taken(call, got, f" of {name}{self.piece.task.mark(call)}")
+                self._take_arguments(call, got, f" of {name}{self.piece.task.mark(call)}")
 
     # --- Both -------------------------------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class _StepOfPiece:
             self._take_rest(*result)
         return self._heads, self._gradients
 
-    def returned(self) -> dict[str, RankPiece]:
+    def given_gradients(self) -> dict[str, RankPiece]:
         """The gradients of what the piece was given."""
         pieces: dict[str, RankPiece] = {}
         for path, (leaf, form) in self._given.items():
@@ -380,7 +380,7 @@ class _StepOfPiece:
                 self._given[f"result of {call.name}{mark}{path}"] = leaf, form
         return result
 
-    def _taken(self, call: BlockCall, got: Any, mark: str) -> None:
+    def _take_arguments(self, call: BlockCall, got: Any, mark: str) -> None:
         """What the model gives to a block is an output of what lies between."""
         forms = self._forms_of(call)
         for argument_number, (tree, recorded_tree) in enumerate(
@@ -415,7 +415,7 @@ class _StepOfPiece:
         shown = iter([leaf for _, leaf in leaves(forms)]) if forms is not None else None
         fed_tensors: dict[int, Tensor] = {}
 
-        def fed(leaf: Any) -> Any:
+        def feed_leaf(leaf: Any) -> Any:
             form = None if shown is None else next(shown)
             if not isinstance(leaf, Parked):
                 return leaf if shown is None else form
@@ -427,7 +427,7 @@ class _StepOfPiece:
                 fed_tensors[id(leaf)] = rank_part.requires_grad_(leaf.on_host().requires_grad)
             return fed_tensors[id(leaf)]
 
-        return map_leaves(tree, fed)
+        return map_leaves(tree, feed_leaf)
 
 
 def _widen_tensor(tensor: Tensor, *, wide: bool) -> Tensor:

@@ -24,7 +24,7 @@ from paritas.core.execution.observation import Contexts
 from paritas.core.execution.subjects import Inputs, input_sets
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.placement.meshes import coordinate_of, rank_at
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 from paritas.core.torch_private.operators import WIDE
 from paritas.core.torch_private.ranks import pipeline_of
 from paritas.sharding.plans.shipped_plans import DATA_AXIS, UnsupportedPlanError, apply_shipped_plan
@@ -699,7 +699,7 @@ def unmatched_names(plan: dict[str, Any], model: nn.Module) -> list[str]:
 
 
 def _list_names(names: list[str]) -> str:
-    return enumerated([repr(name) for name in names], _MOST_LISTED)
+    return list_first([repr(name) for name in names], _MOST_LISTED)
 
 
 def apply_styles(model: nn.Module, mesh: DeviceMesh, plan: dict[str, Any], block: str) -> None:

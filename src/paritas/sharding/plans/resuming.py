@@ -135,7 +135,7 @@ class Resumption:
             return [dataclasses.replace(trace, steps=[]) for trace in saved]
         return [_from_loaded(trace) for trace in run(program, load_from=folder, **how)]
 
-    def joined(self, before: Verdict, after: Verdict) -> Verdict:
+    def join_verdicts(self, before: Verdict, after: Verdict) -> Verdict:
         """One verdict about both parts."""
         resumed = tuple(
             msgspec.structs.replace(finding, item=finding.item.in_graph(f"resumed on {self.mesh}"))

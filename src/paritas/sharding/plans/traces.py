@@ -165,7 +165,9 @@ class Trace:
         if self.abridge is not None and self.is_abridged:
             piece = self.abridge(name, self.rank, piece)
         return (
-            piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)
+            piece
+            if self.equal is None
+            else self.equal.share_piece((len(self.steps), kind, name), piece)
         )
 
     def fail(self, error: str, *, waited: bool = False, unsupported: bool = False) -> None:
@@ -185,7 +187,7 @@ class EqualPieces:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[Tensor]] = {}
 
-    def shared(self, key: tuple[Any, ...], piece: RankPiece) -> RankPiece:
+    def share_piece(self, key: tuple[Any, ...], piece: RankPiece) -> RankPiece:
         """The piece, with the tensor of another rank if that has the same bits at this place."""
         known_tensors = self._known.setdefault(key, [])
         for tensor in known_tensors:
@@ -414,7 +416,11 @@ class ModuleWatch(ModuleHooks):
         if not self._keeps:
             return entered, args, kwargs
         input_marker = _Given(self, self._trace.steps[-1], entered)
-        return entered, input_marker.replaced(args, "args"), input_marker.replaced(kwargs, "kwargs")
+        return (
+            entered,
+            input_marker.replace_tensors(args, "args"),
+            input_marker.replace_tensors(kwargs, "kwargs"),
+        )
 
     def leave_call(
         self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -448,7 +454,7 @@ class ModuleWatch(ModuleHooks):
         """Record the gradient of a tensor when it arrives."""
         keeps = self._keeps
 
-        def arrived(gradient: Tensor) -> None:
+        def note_arrival(gradient: Tensor) -> None:
             self._trace.error_at = entered.name
             if keeps and entered.position:
                 value_place = ValuePlace(entered.position[0], side, path)
@@ -456,7 +462,7 @@ class ModuleWatch(ModuleHooks):
                     step.backward.append(value_place)
                 entered.gradients[side][path] = piece_of(gradient)
 
-        tensor.register_hook(arrived)
+        tensor.register_hook(note_arrival)
         if keeps and self._trace.ranks == 1:  # the paths are the same on the ranks
             self._flows.mark(tensor, entered.position, side, path)
 
@@ -490,15 +496,15 @@ class _Given:
     entered: _EnteredCall
     views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
-    def replaced(self, argument: Any, path: str) -> Any:
+    def replace_tensors(self, argument: Any, path: str) -> Any:
         """The inputs with views instead of the tensors that require a gradient."""
         if type(argument) is tuple:
             return tuple(
-                self.replaced(element, f"{path}[{n}]") for n, element in enumerate(argument)
+                self.replace_tensors(element, f"{path}[{n}]") for n, element in enumerate(argument)
             )
         if type(argument) is dict and path == "kwargs":
             return {
-                name: self.replaced(element, f"{path}[{name!r}]")
+                name: self.replace_tensors(element, f"{path}[{name!r}]")
                 for name, element in argument.items()
             }
         if not isinstance(argument, torch.Tensor) or not argument.requires_grad:

@@ -29,7 +29,7 @@ from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.global_state import quietly
-from paritas.sharding.plans.assembling import broken_ties, unmatched
+from paritas.sharding.plans.assembling import broken_ties, unmatched_names
 from paritas.sharding.plans.boundaries import NotByBlocksError
 from paritas.sharding.plans.causes import ParallelCause, excuse_late_reductions, find_cause
 from paritas.sharding.plans.dividing import find_undivided
@@ -123,7 +123,7 @@ def verify_parallel(
             return verdict
         resumed = dataclasses.replace(options, mesh=resume)
         resumption = Resumption(program, program_of(model, plan, inputs, resumed, least=least))
-        return resumption.joined(verdict, _check_resumption(resumption, runs, strict=strict))
+        return resumption.join_verdicts(verdict, _check_resumption(resumption, runs, strict=strict))
     if resume is not None:
         raise UsageError("resume=... cannot be combined with by='blocks'")
     from paritas.sharding.plans.by_blocks import check_by_blocks
@@ -157,7 +157,7 @@ def _with_undivided(verdict: Verdict, runs: ProgramRuns) -> Verdict:
 def _check_resumption(resumption: Resumption, runs: ProgramRuns, *, strict: bool) -> Verdict:
     """Check what ranks load from a checkpoint of other ranks, and how they train on."""
     with new_folder() as folder:
-        how = ResumedRuns(resumption, runs.agreed(folder), runs)
+        how = ResumedRuns(resumption, runs.agree_on(folder), runs)
         return check_program(how, strict=strict)
 
 
@@ -175,7 +175,7 @@ def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
     verdict = judge_traces(
         runs.program, runs.native, traces, runs.lifted, strict=strict, runs=runs, notes=tuple(notes)
     )
-    verdict = runs.agreed(verdict)
+    verdict = runs.agree_on(verdict)
     if runs.program.later and verdict.passed:
         verdict = _with_later_steps(verdict, runs)
     return _with_dropout(verdict, runs) if drops else verdict
@@ -194,7 +194,7 @@ def _with_later_steps(verdict: Verdict, runs: ProgramRuns) -> Verdict:
     first, later = runs.program.steps, runs.program.later
     if runs.are_later_near is None:
         return _without_later_steps(verdict, runs.program)
-    if runs.agreed(runs.are_later_near):
+    if runs.agree_on(runs.are_later_near):
         note = (
             f"{first + later} steps were compared: the first {first} in full, {later} more in "
             "float64"
@@ -250,7 +250,7 @@ class ProgramRuns:
         self.program, self.native = off, reference
         return True
 
-    def agreed(self, value: T) -> T:
+    def agree_on(self, value: T) -> T:
         """The value of the first rank, if this process is a rank.
 
         Each rank judges for itself, and on real devices two runs of one program may round
@@ -280,15 +280,17 @@ class ResumedRuns(ProgramRuns):
 
     def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
         """Train on one device, without an interruption."""
-        return self.resumption.reference(super().reference, self._asked(program, **how), **how)
+        return self.resumption.reference(
+            super().reference, self._shorten_program(program, **how), **how
+        )
 
     def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
         """Train on the ranks before the checkpoint, and on those after it."""
         folder = f"{self.folder}/{next(self.checkpoints)}"
-        resumed_program = self._asked(program, **how)
+        resumed_program = self._shorten_program(program, **how)
         return self.resumption.ranks(super().ranks, resumed_program, folder, **how)
 
-    def _asked(self, program: ParallelProgram | None, **how: Any) -> ParallelProgram:
+    def _shorten_program(self, program: ParallelProgram | None, **how: Any) -> ParallelProgram:
         """The steps to train; of those that are watched, the first is what was loaded."""
         program = program or self.program
         fewer = program.steps - 1 if how.get("watch_modules") else program.steps
@@ -332,7 +334,7 @@ def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> t
     verdict = judge_traces(
         program, reference, ranks, (reference, ranks), strict=strict, runs=masked
     )
-    verdict = masked.agreed(verdict)
+    verdict = masked.agree_on(verdict)
     return tuple(
         msgspec.structs.replace(finding, reason=f"with dropout: {finding.reason}")
         for finding in verdict.findings
@@ -370,9 +372,9 @@ def judge_traces(
         wrong = [wrong_item for wrong_item in judged if not wrong_item.status.passes()]
         cause = None
         located = bool(wrong) and not errors
-        if located if runs is None else runs.agreed(located):
+        if located if runs is None else runs.agree_on(located):
             first = min((wrong_item.step for wrong_item in wrong), default=1)
-            watched = _watch_modules(runs, lifted, first if runs is None else runs.agreed(first))
+            watched = _watch_modules(runs, lifted, first if runs is None else runs.agree_on(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             noted += _count_affected_values(judged, wrong)
             noted += [
@@ -384,7 +386,7 @@ def judge_traces(
     else:
         findings = []
     compared = sum(1 for judged_item in judged if judged_item.item.reference is not None)
-    extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
+    extra = tuple(f"{name} is on the ranks only" for name in unmatched_names(reference, ranks))
     coverage = Coverage(compared=compared, unmatched=extra)
     return Verdict(
         findings=(*errors, *findings),
@@ -508,7 +510,7 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
         findings = list(judged_item.findings)
         if cause is not None and judged_item is cause.judged:
             at = next(i for i, f in enumerate(findings) if not f.status.passes())
-            findings[at] = cause.explained(findings[at])
+            findings[at] = cause.explain_finding(findings[at])
             sorted_findings = [findings.pop(at), *sorted_findings]
         sorted_findings += [_explain_finding(finding, judged_item, cause) for finding in findings]
     for step, those in later.items():

@@ -305,7 +305,7 @@ def _mentions(size: Poly, names: list[str]) -> bool:
     return any(atom in names for atom in indices.atoms(size))
 
 
-def reduced(kind: str, binders: tuple[Binder, ...], body: Normal) -> Normal:
+def reduce_over(kind: str, binders: tuple[Binder, ...], body: Normal) -> Normal:
     """The maximum, minimum or product over indices."""
     if len(body) == 1 and body[0][1] == 1 and not body[0][0][0]:
         factors = body[0][0][1]
@@ -313,11 +313,11 @@ def reduced(kind: str, binders: tuple[Binder, ...], body: Normal) -> Normal:
             inner = factors[0][0]
             by = {name: symbol(name + "'") for name, _ in inner[1]}
             renamed = tuple(_replace_in_binder(binder, by) for binder in inner[1])
-            return reduced(kind, (*binders, *renamed), replace_in(inner[2], by))
+            return reduce_over(kind, (*binders, *renamed), replace_in(inner[2], by))
     if kind in ("max", "min"):  # the same for all values of an index that does not occur
         for binder in binders:
             if not _is_used(binder, binders, body):
-                return reduced(kind, tuple(other for other in binders if other != binder), body)
+                return reduce_over(kind, tuple(other for other in binders if other != binder), body)
         if not binders:
             return body
     return factor(_close(kind, binders, body))
@@ -326,11 +326,11 @@ def reduced(kind: str, binders: tuple[Binder, ...], body: Normal) -> Normal:
 def _close(kind: str, binders: tuple[Binder, ...], body: Normal) -> Atom:
     level = _level(binders, body)
 
-    def named(by: Mapping[Atom, Poly]) -> Atom:
+    def rename_atom(by: Mapping[Atom, Poly]) -> Atom:
         sizes = tuple(_replace_in_binder(binder, by) for binder in binders)
         return kind, tuple(sorted(sizes, key=order)), replace_in(body, by)
 
-    return _best_names(binders, level, named)
+    return _best_names(binders, level, rename_atom)
 
 
 def array(binders: tuple[Binder, ...], body: Normal) -> tuple[tuple[Binder, ...], Normal]:
@@ -417,8 +417,8 @@ class Normaliser:
         binders, at = self._side.tile(fresh, length) or untiled
         inner = self.normal(body, {**env, name: at}, {**ranges, **dict(binders)})
         if kind == "sum":
-            return summed(binders, inner)
-        return reduced(kind, binders, inner)
+            return sum_over(binders, inner)
+        return reduce_over(kind, binders, inner)
 
     def _function(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
         _, name, arrays, places = term
@@ -434,7 +434,7 @@ class Normaliser:
         return factor(("fun", name, tuple(normal_arrays), self._places(places, env, ranges)))
 
 
-def summed(binders: tuple[Binder, ...], body: Normal) -> Normal:
+def sum_over(binders: tuple[Binder, ...], body: Normal) -> Normal:
     """The sum over indices."""
     out = []
     for (inner, factors), coefficient in body:

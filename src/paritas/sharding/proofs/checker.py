@@ -140,10 +140,10 @@ def _argument(tensor: Callable[[str], str], name: str, value: Any) -> str:
 
 
 def _size_words(size: Any, split_by: str | None) -> str:
-    def named(atom: str) -> str:
+    def name_size(atom: str) -> str:
         return split_by or atom if atom == LENGTH else atom.removeprefix("n:")
 
-    words = shown_index(tuple((tuple(map(named, atoms)), value) for atoms, value in size))
+    words = shown_index(tuple((tuple(map(name_size, atoms)), value) for atoms, value in size))
     return words.replace(" + ", "+").replace(" ", "*")
 
 

@@ -18,7 +18,7 @@ from paritas.sharding.plans.dtensor import DTensorClaim, argument_tensors, exami
 from paritas.sharding.proofs.claims import placed_claim
 from paritas.sharding.proofs.graphs import subscript
 from paritas.sharding.proofs.prove import counterexample, prove_claim
-from paritas.sharding.proofs.validation import lifted, validate
+from paritas.sharding.proofs.validation import lift_call, validate
 from paritas.sharding.rows import RuleProof
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Defined:
 def _define_call(
     op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> _Defined:
-    call = lifted(OperatorCall(op, args, kwargs, name))
+    call = lift_call(OperatorCall(op, args, kwargs, name))
     defined = _Defined(name or getattr(op, "__name__", ""), call)
     call_tensors = list(argument_tensors(call).values())
     inner = call if name else _find_called_operator(call) or call

@@ -33,10 +33,10 @@ from paritas.sharding.proofs.certificates import GRAPH_VERSION, describe_tensor
 from paritas.sharding.proofs.claims import placed_claim
 from paritas.sharding.proofs.prove import Prover, prove_claim
 from paritas.sharding.proofs.validation import (
-    combined,
+    combine_parts,
     distance,
     layout_of,
-    lifted,
+    lift_call,
     numbers_by_layout,
     parts_of,
     run_part,
@@ -660,7 +660,7 @@ class _Decision:
         if terms not in roles.values() or set(roles.values()) - {terms, Replicate()}:
             return None
         try:
-            definition = define(lifted(call))
+            definition = define(lift_call(call))
             validate(definition)
             words: dict[str, RoleWords] = {
                 name: ("partial", "sum")
@@ -709,7 +709,7 @@ class _Decision:
             self._stop(step.name, reason)
         entry = {"value": step.name, "collective": kind, "of": source, "with": dim_or_reduction}
         self.calls.append({**entry, "placements": [_word(role)]})
-        return _Value(value.whole, combined(kind, value.parts, dim_or_reduction), role)
+        return _Value(value.whole, combine_parts(kind, value.parts, dim_or_reduction), role)
 
 
 def _on_rank(rank: int) -> Callable[[_Value], Any]:

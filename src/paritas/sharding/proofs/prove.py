@@ -25,7 +25,7 @@ from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.proofs.certificates import certificate_of
 from paritas.sharding.proofs.claims import Claims
 from paritas.sharding.proofs.splits import Failure, find_proof
-from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
+from paritas.sharding.proofs.validation import DisagreementError, lift_call, validate
 from paritas.sharding.rows import Counterexample, RuleProof
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Prover:
         self._outside = ""
         self.disagreement: str | None = ""
         try:
-            claims = Claims(lifted(self.call), self.annotation)
+            claims = Claims(lift_call(self.call), self.annotation)
             validate(claims.definition)
             self._claims = claims
         except OutsideTheoryError as error:
@@ -110,10 +110,10 @@ class Prover:
         began = time.perf_counter()
         ranked_option = dataclasses.replace(option, num=option.num or self.ranks)
         recipe = self.annotation.recipe(self.call, ranked_option)
-        proof = self._decided(recipe)
+        proof = self._decide_recipe(recipe)
         return msgspec.structs.replace(proof, seconds=time.perf_counter() - began)
 
-    def _decided(self, recipe: Recipe) -> RuleProof:
+    def _decide_recipe(self, recipe: Recipe) -> RuleProof:
         proof = self.prove(recipe)
         if proof.status == "proved":
             if not self.check:
@@ -145,7 +145,7 @@ class Prover:
         """The parts of this call are unequal, for which the split is wrong."""
         expansion = expand(self.annotation.signature, self.call)
         length = self._split_length(recipe)
-        equal = resized(self.call, expansion, {recipe.identifier: length - length % self.ranks})
+        equal = resize_call(self.call, expansion, {recipe.identifier: length - length % self.ranks})
         again = check_recipe(equal, recipe, self.ranks, seed=self.seed)
         if again.status not in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
             return self._mark_contradicted(rule_proof, again)
@@ -281,14 +281,16 @@ def _smaller_calls(
     small = {name: sorted({2, lengths[name]}) for name in others}
     all_small = {name: sizes[0] for name, sizes in small.items()}
     for size in split_lengths:
-        yield resized(call, expansion, {**all_small, identifier: size}), ranks
+        yield resize_call(call, expansion, {**all_small, identifier: size}), ranks
     for size in split_lengths:
-        yield resized(call, expansion, {identifier: size}), ranks
+        yield resize_call(call, expansion, {identifier: size}), ranks
     for name in others:
-        yield resized(call, expansion, {name: 2, identifier: split_lengths[-1]}), ranks
+        yield resize_call(call, expansion, {name: 2, identifier: split_lengths[-1]}), ranks
 
 
-def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]) -> OperatorCall:
+def resize_call(
+    call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
+) -> OperatorCall:
     """The call with other lengths of identifiers; values are repeated or left out."""
     all_lengths = {**expansion.lengths, **lengths}
     args, kwargs = list(call.args), dict(call.kwargs)

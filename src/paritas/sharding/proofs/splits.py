@@ -254,17 +254,17 @@ class _Comparison:
             local = self._over_ranks(role[1], RANK, local)
         if whole_form != local:
             return Failure(
-                f"{what}: the whole has {shown(whole_form)}, the ranks have {shown(local)}"
+                f"{what}: the whole has {show_form(whole_form)}, the ranks have {show_form(local)}"
             )
-        return shown(whole_form)
+        return show_form(whole_form)
 
     def _over_ranks(self, reduction: str, rank: str, term: Normal) -> Normal:
         binders = ((rank, symbol(RANKS)),)
         if reduction in ("max", "min"):
-            return algebra.reduced(reduction, binders, term)
+            return algebra.reduce_over(reduction, binders, term)
         if reduction == "product":
-            return algebra.reduced("prod", binders, term)
-        joined = algebra.summed(binders, term)
+            return algebra.reduce_over("prod", binders, term)
+        joined = algebra.sum_over(binders, term)
         if reduction == "avg":
             joined = algebra.product(joined, algebra.inverse(algebra.of_index(symbol(RANKS))))
         return joined
@@ -283,7 +283,7 @@ def _single(poly: Poly) -> str | None:
 _SHORT = {PART: "m", OFFSET: "o"}
 
 
-def shown(value: Normal) -> str:
+def show_form(value: Normal) -> str:
     """A normal form as a person reads it."""
     if not value:
         return "0"
@@ -311,18 +311,18 @@ def _shown_atom(atom: Atom) -> str:
     if kind == "first":
         return f"[{shown_index(atom[1])} = 0]"
     if kind == "fn":
-        return f"{atom[1]}({', '.join(map(shown, atom[2]))})"
+        return f"{atom[1]}({', '.join(map(show_form, atom[2]))})"
     if kind == "inv":
-        return f"1/({shown(atom[1])})"
+        return f"1/({show_form(atom[1])})"
     if kind == "fun":
         arrays = []
         for binders, body in atom[2]:
             names = ", ".join(f"{name} < {shown_index(size)}" for name, size in binders)
-            arrays.append(f"({names}: {shown(body)})" if names else shown(body))
+            arrays.append(f"({names}: {show_form(body)})" if names else show_form(body))
         places = ", ".join(map(shown_index, atom[3]))
         return f"{atom[1]}({', '.join(arrays)})[{places}]"
     names = ", ".join(f"{name} < {shown_index(size)}" for name, size in atom[1])
-    return f"{kind}({names}: {shown(atom[2])})"
+    return f"{kind}({names}: {show_form(atom[2])})"
 
 
 def shown_index(poly: Poly) -> str:

@@ -46,7 +46,7 @@ class DisagreementError(OutsideTheoryError):
     """A definition and torch disagree."""
 
 
-def lifted(call: OperatorCall) -> OperatorCall:
+def lift_call(call: OperatorCall) -> OperatorCall:
     """The call in float64, where rounding does not matter."""
     return call.map_tensors(
         lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
@@ -72,7 +72,7 @@ def validate(definition: Definition, elements: int = ELEMENTS) -> int:
             f"the definition has {len(results)} results, torch returns {len(run.results)}"
         )
     written = {output.written for output in definition.outputs}
-    for name in run.changed():
+    for name in run.changed_arguments():
         if name not in written:
             raise OutsideTheoryError(f"an operator that writes to its argument {name}")
     run.check_sizes()
@@ -130,7 +130,7 @@ class _Run:
                 ) from error
         self.sizes = _sizes(definition)
 
-    def changed(self) -> list[str]:
+    def changed_arguments(self) -> list[str]:
         """The arguments that the operator wrote to."""
         changed_names = []
         for name, before in self.before.items():
@@ -421,7 +421,7 @@ def parts_of(whole_tensor: Tensor, role: Role, ranks: int) -> list[Tensor] | Non
     return None
 
 
-def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
+def assemble_parts(parts: list[Tensor], role: Role) -> list[Tensor]:
     """What should each be the whole, if the parts are placed so."""
     match role:
         case Shard(dim=dim, pieces=pieces) if dim < parts[0].dim():
@@ -436,7 +436,7 @@ def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
     return parts
 
 
-def combined(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
+def combine_parts(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
     """The parts after a collective; None if they do not fit together."""
     ranks = len(parts)
     try:
@@ -530,7 +530,7 @@ def distance(whole_result: Any, parts: list[Any], role: Role) -> float:
         return float("inf")
     if len({part.shape for part in parts}) > 1:
         return float("inf")
-    together = assembled(parts, role)
+    together = assemble_parts(parts, role)
     if any(assembled_part.shape != whole_result.shape for assembled_part in together):
         return float("inf")
     exact = whole_result.double()

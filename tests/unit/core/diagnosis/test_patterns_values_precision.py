@@ -27,7 +27,7 @@ def test_a_format_rounds_as_torch_does(name: str) -> None:
     form = next(form for form in FORMATS if form.name == name)
     values = torch.cat([RIGHT.flatten(), RIGHT.flatten() * 1e-3, torch.tensor([0.0, 1.0])])
     expected = values.to(DTYPES[name]).double()
-    assert torch.equal(form.rounded(values.double()), expected)
+    assert torch.equal(form.round_to_nearest(values.double()), expected)
 
 
 @pytest.mark.parametrize("name", DTYPES)

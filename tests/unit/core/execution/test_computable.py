@@ -87,7 +87,7 @@ def test_its_distance_to_itself_is_zero(dtype: torch.dtype) -> None:
 def test_many_values_are_drawn_without_equal_rows() -> None:
     given = torch.randn(4, 4)
     maker = CaseMaker(Inputs((given,)), None, has_weights=False, has_modes=False, seed=0)
-    drawn = maker._drawn("input[0]", given, (1024, 2048))
+    drawn = maker._draw_tensor("input[0]", given, (1024, 2048))
     assert len(drawn.unique(dim=0)) == 1024
     assert drawn.min() >= given.min()
     assert drawn.max() <= given.max()

@@ -78,7 +78,7 @@ def test_while_they_are_put_off_no_perturbed_run_is_made(known):
     with pytest.raises(NoiseNotYetMeasured):
         known.spread(known.unit, 0, OUTPUT, 1, demand)
     with pytest.raises(NoiseNotYetMeasured):
-        known.decided(known.unit, 1, demand)
+        known.run_with_decisions(known.unit, 1, demand)
     assert len(known.program.ran) == count
 
 

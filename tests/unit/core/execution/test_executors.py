@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from paritas.comparison import compare
-from paritas.comparison.compare import opened
+from paritas.comparison.compare import open_reusable
 from paritas.core.errors import UsageError
 from paritas.core.execution import executors
 from paritas.core.execution.executors import Failed, executor_of, run_batches, working
@@ -246,17 +246,17 @@ def nothing_kept():
 
 
 def test_threads_share_the_dump_that_the_comparison_has_open(dump_path):
-    dump = opened(dump_path)
+    dump = open_reusable(dump_path)
     with executor_of("threads", 2) as (pool, _):
-        found = dict(run_batches(pool, opened, [dump_path], ahead=1))
+        found = dict(run_batches(pool, open_reusable, [dump_path], ahead=1))
     assert found[dump_path] is dump
     with working(""):
-        assert opened(dump_path, "paritas") is dump
+        assert open_reusable(dump_path, "paritas") is dump
 
 
 def test_a_new_comparison_opens_the_dump_anew(dump_path):
-    first = opened(dump_path)
-    assert opened(dump_path) is not first
+    first = open_reusable(dump_path)
+    assert open_reusable(dump_path) is not first
     alive = weakref.ref(first)
     del first
     gc.collect()
@@ -265,10 +265,10 @@ def test_a_new_comparison_opens_the_dump_anew(dump_path):
 
 def test_a_worker_elsewhere_opens_a_dump_once_for_each_comparison(dump_path):
     with working("one"):
-        first = opened(dump_path)
-        assert opened(dump_path) is first
+        first = open_reusable(dump_path)
+        assert open_reusable(dump_path) is first
     with working("two"):
-        assert opened(dump_path) is not first
+        assert open_reusable(dump_path) is not first
 
 
 def test_a_worker_elsewhere_keeps_few_dumps(tmp_path):
@@ -278,7 +278,7 @@ def test_a_worker_elsewhere_keeps_few_dumps(tmp_path):
         paths.append(str(tmp_path / str(number)))
     with working("one"):
         for path in paths:
-            opened(path)
+            open_reusable(path)
     assert [path for path, _ in compare._kept] == paths[-4:]
 
 
@@ -287,7 +287,7 @@ def test_a_worker_that_does_not_see_the_dump_says_where_it_is(tmp_path):
         working("one"),
         pytest.raises(UsageError, match=r"a worker on .* cannot open the dump: .*gone"),
     ):
-        opened(str(tmp_path / "gone"))
+        open_reusable(str(tmp_path / "gone"))
 
 
 def test_each_comparison_is_told_from_the_next_by_whoever_lends_the_executor(dump_path):
@@ -296,7 +296,9 @@ def test_each_comparison_is_told_from_the_next_by_whoever_lends_the_executor(dum
     for _ in range(2):
         with executor_of(own) as (pool, _):
             for _ in range(2):
-                seen += [found for _, found in run_batches(pool, opened, [dump_path], ahead=1)]
+                seen += [
+                    found for _, found in run_batches(pool, open_reusable, [dump_path], ahead=1)
+                ]
     assert seen[0] is seen[1]
     assert seen[2] is seen[3]
     assert seen[0] is not seen[2]

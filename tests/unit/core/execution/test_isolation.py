@@ -224,7 +224,7 @@ def test_what_runs_on_other_tensors_leaves_nothing_behind(change):
     module = Stateful()
     before = module.state()
     state = ProgramState({"": module})
-    with state.swapped(state.widened()):
+    with state.swap_tensors(state.widen_state()):
         change(module)
     state.restore()
     assert module.state() == before
@@ -235,13 +235,13 @@ def test_what_runs_on_other_tensors_leaves_nothing_behind(change):
 def test_a_change_is_told_without_a_walk_exactly_as_a_walk_tells_it(change, wide, monkeypatch):
     module = Stateful()
     state = ProgramState({"": module})
-    with state.swapped(state.widened()) if wide else contextlib.nullcontext():
-        assert state.changed() == {}
+    with state.swap_tensors(state.widen_state()) if wide else contextlib.nullcontext():
+        assert state.changed_values() == {}
         change(module)
-        told = state.changed()
+        told = state.changed_values()
         assert told
         monkeypatch.setattr(ProgramState, "_is_nothing_replaced", lambda _: False)
-        assert repr(told) == repr(state.changed())
+        assert repr(told) == repr(state.changed_values())
 
 
 class Slotted:
@@ -283,10 +283,10 @@ def test_a_change_in_code_is_told_wherever_it_is_kept(change, name, monkeypatch)
     monkeypatch.setitem(KEPT, "error", ValueError("one"))
     monkeypatch.setitem(KEPT, "step", functools.partial(max, default=1))
     state = ProgramState({}, program)
-    assert state.changed() == {}
+    assert state.changed_values() == {}
     try:
         change()
-        assert name in state.changed()
+        assert name in state.changed_values()
     finally:
         globals().pop("counted", None)
         vars(helper).clear()
@@ -296,7 +296,7 @@ def test_objects_with_slots_and_names_that_dynamo_adds_need_no_walk(monkeypatch)
     state = ProgramState({}, helper)
     monkeypatch.setitem(globals(), "__compiled_fn_1", max)
     monkeypatch.setattr(ProgramState, "_walk", lambda _: pytest.fail("it was walked again"))
-    assert state.changed() == {}
+    assert state.changed_values() == {}
 
 
 def test_restoring_keeps_the_identity_of_parameters_and_buffers():
@@ -320,7 +320,7 @@ def test_tied_weights_are_one_entry_and_are_swapped_together():
     assert "linear.weight" in state.tensors
     assert "tied.weight" not in state.tensors
     other = nn.Parameter(torch.zeros(3, 3))
-    with state.swapped({"linear.weight": other}):
+    with state.swap_tensors({"linear.weight": other}):
         assert module.linear.weight is other
         assert module.tied.weight is other
     assert module.linear.weight is module.tied.weight
@@ -330,30 +330,30 @@ def test_tied_weights_are_one_entry_and_are_swapped_together():
 def test_only_what_changed_is_told_with_its_new_value():
     module = Stateful()
     state = ProgramState({"": module})
-    assert state.changed() == {}
+    assert state.changed_values() == {}
     module.seen.add_(2)
-    changed = state.changed()
+    changed = state.changed_values()
     assert list(changed) == ["seen"]
     module.seen.add_(1)
     assert changed["seen"].tolist() == [2.0] * 3, "what was told must not change any more"
     module.scratch = torch.zeros(2)
-    assert sorted(state.changed()) == ["scratch", "seen"]
+    assert sorted(state.changed_values()) == ["scratch", "seen"]
 
 
 def test_a_wide_run_that_changes_nothing_tells_of_no_change():
     module = Stateful()
     state = ProgramState({"": module})
-    with state.swapped(state.widened()):
-        assert state.changed() == {}
+    with state.swap_tensors(state.widen_state()):
+        assert state.changed_values() == {}
         module.seen.add_(1e-12)
-        assert list(state.changed()) == ["seen"]
+        assert list(state.changed_values()) == ["seen"]
 
 
 def test_wide_values_are_float64_parameters_and_buffers_in_storage_of_their_own():
     module = nn.BatchNorm1d(3)
     module.weight.requires_grad_(False)
     state = ProgramState({"": module})
-    wide = state.widened()
+    wide = state.widen_state()
     assert isinstance(wide["bias"], nn.Parameter)
     assert wide["bias"].dtype is torch.float64
     assert wide["bias"].requires_grad
@@ -370,7 +370,7 @@ def test_swapping_is_undone_when_the_program_raises():
     state = ProgramState({"": module})
 
     def run():
-        with state.swapped(state.widened()):
+        with state.swap_tensors(state.widen_state()):
             assert module.linear.weight.dtype is torch.float64
             module.steps = 99
             raise ZeroDivisionError
@@ -402,9 +402,9 @@ def test_gradients_are_put_back_and_told_when_they_change():
     module = Stateful()
     module.linear.bias.grad = first = torch.ones(3)
     state = ProgramState({"": module})
-    assert state.changed() == {}
+    assert state.changed_values() == {}
     module.linear(torch.ones(3)).sum().backward()
-    assert sorted(state.changed()) == ["linear.bias.grad", "linear.weight.grad"]
+    assert sorted(state.changed_values()) == ["linear.bias.grad", "linear.weight.grad"]
     state.restore()
     assert module.linear.bias.grad is first
     assert first.tolist() == [1.0] * 3
@@ -420,11 +420,11 @@ def test_variables_of_closures_run_in_float64_and_are_put_back():
 
     state = ProgramState({}, program)
     assert list(state.tensors) == ["variable table"]
-    with state.swapped(state.widened()):
+    with state.swap_tensors(state.widen_state()):
         assert program(torch.ones(2, dtype=torch.float64)).dtype is torch.float64
         assert program.__closure__[1].cell_contents.dtype is torch.float64
     program(torch.ones(2))
-    assert state.changed() == {"variable counts[0]": 1}
+    assert state.changed_values() == {"variable counts[0]": 1}
     state.restore()
     assert counts == [0]
     assert table.dtype is torch.float32
@@ -445,7 +445,7 @@ def test_generators_that_a_module_owns_draw_the_same_again():
 
     state = ProgramState({"": module})
     first = draw()
-    assert sorted(state.changed()) == ["numpy", "old", "python", "torch"]
+    assert sorted(state.changed_values()) == ["numpy", "old", "python", "torch"]
     state.restore()
     assert draw() == first
 
@@ -470,7 +470,7 @@ def test_data_of_methods_that_no_code_names_are_not_the_state_of_a_call():
     model = Publishing()
     state = ProgramState({"": model})
     SCALES["forward"], UPLOADS["count"] = 3.0, 1
-    assert list(state.changed()) == ["global SCALES['forward']"]
+    assert list(state.changed_values()) == ["global SCALES['forward']"]
     state.restore()
     assert (SCALES["forward"], UPLOADS["count"]) == (2.0, 1)
     UPLOADS["count"] = 0
@@ -490,7 +490,7 @@ def run(x):
     exec(code, namespace)
     state = ProgramState({}, namespace["run"])
     assert namespace["run"](1) == 2
-    assert state.changed() == {}
+    assert state.changed_values() == {}
 
 
 def test_a_long_table_of_plain_values_is_put_back_though_it_is_not_looked_at():
@@ -499,7 +499,7 @@ def test_a_long_table_of_plain_values_is_put_back_though_it_is_not_looked_at():
     state = ProgramState({"": module})
     module.words["word 3"] = 4
     del module.words["word 5"]
-    assert state.changed() == {}
+    assert state.changed_values() == {}
     state.restore()
     assert module.words == {f"word {number}": number for number in range(20_000)}
     assert list(module.words)[5] == "word 5"
@@ -547,7 +547,7 @@ def test_what_a_kernel_compiles_is_no_state_but_what_a_program_keeps_in_it_is():
     assert not any("__globals__" in name or "compiled" in name for name in state.containers)
     for _ in range(2):  # what was compiled is still there
         program(torch.ones(3))
-        assert list(state.changed()) == ["variable kernel.last", "variable kernel.new"]
+        assert list(state.changed_values()) == ["variable kernel.last", "variable kernel.new"]
         state.restore()
         assert kernel.last.tolist() == [0.0, 0.0]
         assert not hasattr(kernel, "new")

@@ -63,14 +63,14 @@ class Affine(nn.Module):
 def perturbed(monkeypatch):
     """The gradients that each perturbed run makes."""
     made = []
-    real = Evidence.perturbed
+    real = Evidence.run_perturbed
 
     def noted(self, *args, **kwargs):
         seen = real(self, *args, **kwargs)
         made.append([list(one.gradients) for one in seen])
         return seen
 
-    monkeypatch.setattr(Evidence, "perturbed", noted)
+    monkeypatch.setattr(Evidence, "run_perturbed", noted)
     return made
 
 
@@ -113,13 +113,13 @@ class Stack(nn.Module):
 
 def test_by_blocks_only_a_block_that_is_undecided_is_run_with_noise(monkeypatch):
     perturbed = []
-    real = Evidence.perturbed
+    real = Evidence.run_perturbed
 
     def noted(self, *args, **kwargs):
         perturbed.append(self.program.subject.call)
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(Evidence, "perturbed", noted)
+    monkeypatch.setattr(Evidence, "run_perturbed", noted)
     reference = Stack(torch.add, torch.add, torch.add)
     candidate = Stack(SlowSum.apply, Coarse.apply, SlowSum.apply)
     verdict = paritas.verify(inputs(), reference, candidate, QUIET, by="blocks")

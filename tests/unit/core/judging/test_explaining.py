@@ -102,7 +102,7 @@ class _LiftedPair(NoEvidence):
     def arbiter(self) -> Tensor:
         return torch.arange(1.0, 4.0, dtype=torch.float64)
 
-    def lifted(self) -> Tensor:
+    def lift_candidate(self) -> Tensor:
         return self.arbiter() + 1e-9
 
 

@@ -56,7 +56,7 @@ class Program(NoEvidence):
         self.asked.append("arbiter")
         return self._arbiter
 
-    def lifted(self):
+    def lift_candidate(self):
         self.asked.append("lifted")
         return self._lifted
 
@@ -73,7 +73,7 @@ class Program(NoEvidence):
     def open_decisions(self):
         return self._decisions
 
-    def undecided(self, candidate, unit):
+    def find_undecided(self, candidate, unit):
         self.asked.append("undecided")
         return self._undecided
 
@@ -379,7 +379,7 @@ class Sampled(NoEvidence):
     def arbiter(self):
         return TRUTH
 
-    def lifted(self):
+    def lift_candidate(self):
         return TRUTH
 
     def spread(self, unit, runs):
@@ -519,7 +519,7 @@ class Cancels(NoEvidence):
     def arbiter(self):
         return self._arbiter
 
-    def lifted(self):
+    def lift_candidate(self):
         return self._lifted
 
     def spread(self, unit, runs):

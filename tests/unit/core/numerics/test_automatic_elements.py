@@ -42,7 +42,7 @@ class Inside(NoEvidence):
     def arbiter(self):
         return self._arbiter
 
-    def lifted(self):
+    def lift_candidate(self):
         return self._lifted
 
 

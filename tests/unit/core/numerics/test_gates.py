@@ -57,7 +57,7 @@ class Runs(NoEvidence):
     def arbiter(self) -> Tensor:
         return self._arbiter
 
-    def lifted(self) -> Tensor:
+    def lift_candidate(self) -> Tensor:
         return self._lifted
 
     def spread(self, unit: float, runs: int) -> Tensor:
@@ -163,7 +163,7 @@ def test_by_its_own_errors_a_worst_error_in_another_place_passes():
 @given(programs())
 def test_by_the_scaled_error_a_lifted_run_passes_that_passes_by_as_much_spread(program):
     reference, _, runs = program
-    truth, lifted = runs.arbiter(), runs.lifted()
+    truth, lifted = runs.arbiter(), runs.lift_candidate()
     own = criterion.own_noise(reference, truth).times(UNIT_F64 / UNIT_F32)
     scaled = Noise(unit=UNIT_F64, own=own, factor=LIFTED_SLACK_SCALED)
     if not criterion.score(lifted, truth, scaled).score.passed:
@@ -180,7 +180,7 @@ def test_by_the_scaled_error_a_lifted_run_passes_that_passes_by_as_much_spread(p
 @given(programs())
 def test_a_few_roundings_of_float64_are_within_eight_times_the_noise_of_its_dtype(program):
     _, _, runs = program
-    truth, lifted = runs.arbiter(), runs.lifted()
+    truth, lifted = runs.arbiter(), runs.lift_candidate()
     noise = Noise(unit=UNIT_F64, relative=BLIND_NOISE * UNIT_F64, factor=8.0)
     if near_in_float64(truth, lifted):
         assert criterion.score(lifted, truth, noise).score.passed

@@ -81,8 +81,8 @@ def test_every_figure_that_is_a_number_has_its_name():
 def test_it_shows_the_figures_it_asked_for():
     requirement = Requirement.parse("rel_l2 < 1e-9 or (max_abs < 0 and rel_l2 < 2) or cosine > 2")
     assert requirement.names == ("rel_l2", "max_abs", "cosine")
-    assert requirement.shown(NEAR) == "rel_l2 = 0.001, max_abs = 0.001, cosine = 1"
-    assert requirement.shown(PairFigures()).startswith("rel_l2 = unknown")
+    assert requirement.describe_figures(NEAR) == "rel_l2 = 0.001, max_abs = 0.001, cosine = 1"
+    assert requirement.describe_figures(PairFigures()).startswith("rel_l2 = unknown")
 
 
 def test_it_can_be_sent_to_another_process():

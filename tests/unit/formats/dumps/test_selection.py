@@ -51,7 +51,7 @@ def test_a_name_of_the_graph_engine_that_matches_nothing_is_reported_once():
     sieve = SelectionFilter(Selection.of(layers=["Conv_7"]))
     sieve.wants(node("convolution"))
     sieve.saw_step(0)
-    assert sieve.unmatched() == [
+    assert sieve.report_unmatched() == [
         "layers: 'Conv_7' matched none of 1 name; the most similar: 'convolution'"
     ]
 
@@ -222,7 +222,7 @@ def after(selection, sites, steps=(0,)):
         sieve.wants(site)
     for step in steps:
         sieve.saw_step(step)
-    return sieve.unmatched()
+    return sieve.report_unmatched()
 
 
 def test_each_pattern_that_met_nothing_is_told_with_the_nearest_names():
@@ -302,13 +302,13 @@ def test_a_selection_that_was_met_has_no_complaint():
 )
 def test_what_was_asked_for_is_read_back_from_its_words(given):
     selection = Selection.of(**given)
-    assert Selection.recorded(selection.describe()) == selection
+    assert Selection.from_header(selection.describe()) == selection
 
 
 @pytest.mark.parametrize("words", [{"containers": "{}"}, {"ranks": "a"}, {"steps": "two"}])
 def test_words_of_something_else_are_refused(words):
     with pytest.raises(UsageError, match=r"^selection: |^steps="):
-        Selection.recorded(words)
+        Selection.from_header(words)
 
 
 def test_several_names_in_one_text_are_refused_with_the_list_that_was_meant():

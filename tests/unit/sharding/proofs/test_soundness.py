@@ -24,7 +24,7 @@ from paritas.sharding.operators.annotation import Annotation, Option, expand
 from paritas.sharding.operators.recipe_checks import check_recipe
 from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.proofs.checker import Checker
-from paritas.sharding.proofs.prove import Prover, resized
+from paritas.sharding.proofs.prove import Prover, resize_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -137,7 +137,7 @@ def accepted_lengths(
     for _ in range(5):
         lengths = {name: draw.randint(2, 12) for name in LENGTHS}
         with contextlib.suppress(*NOT_ACCEPTED):
-            other = resized(call, expansion, lengths)
+            other = resize_call(call, expansion, lengths)
             annotation.check(other)
             count = len(flat(other.function(*other.args, **other.kwargs)))
             if count == len(annotation.signature.outputs):

@@ -238,11 +238,11 @@ def _one_factor(case: Case) -> list[Pattern]:
         return []
     names = name_factor(case, factor, error)
     if names:
-        weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
+        weight = weight.subtract_costs(cost=math.log2(len(named_factors(case)) + 1))
         text, factor_name = f"scaled by {names[0].name}", names[0].name
     else:
         tight = fits_honestly(case, factor * case.right, slack=max(1.0, abs(factor)))
-        weight = weight.charged(parameters=1.0) if tight else None
+        weight = weight.subtract_costs(parameters=1.0) if tight else None
         text, factor_name = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
     if weight is None:
         return []

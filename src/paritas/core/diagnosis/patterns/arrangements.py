@@ -24,7 +24,7 @@ from paritas.core.diagnosis.case import (
 )
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,7 @@ def describe_order(source: Tensor) -> str:
     blocks = _exchanged_blocks(moved, taken)
     if blocks:
         return blocks
-    listed = enumerated((f"{taken[position]} at {position}" for position in moved), _NAMED)
+    listed = list_first((f"{taken[position]} at {position}" for position in moved), _NAMED)
     if len(set(taken)) < len(taken):
         return f"slices taken from the wrong place: slice {listed}"
     return f"slices are permuted: slice {listed}"
@@ -297,7 +297,7 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     places = moved.nonzero().flatten().tolist()
     if case.is_boolean and len(source[moved].unique()) > 1:
         return None  # a row of a mask has few forms, and any may be found elsewhere
-    listed = enumerated((f"{int(source[position])} at {position}" for position in places), _NAMED)
+    listed = list_first((f"{int(source[position])} at {position}" for position in places), _NAMED)
     sentence = "copied from another place"
     return _match_reordering(
         case, axis, source, sentence, cost, kind=PatternKind.COPY, detail=f": slice {listed}"

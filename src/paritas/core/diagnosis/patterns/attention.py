@@ -19,7 +19,7 @@ from paritas.core.diagnosis.patterns.steps import (
 from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of, zero_ends
 from paritas.core.diagnosis.patterns.variations import NOT_HIDING, Variation, mask_changes
 from paritas.core.results.findings import PatternKind
-from paritas.core.results.wording import enumerated
+from paritas.core.results.wording import list_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -323,7 +323,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     change = attends(normalise=_exponentiate_scores)
     yield Variation(PatternKind.MISSING_REDUCTION, sentence, change)
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
-        rounded = format_with_digits(digits).rounded
+        rounded = format_with_digits(digits).round_to_nearest
         sentence = f"the scores are rounded to {dtype}"
         yield Variation(PatternKind.PRECISION, sentence, attends(bend=rounded))
         sentence = f"what multiplies the values is rounded to {dtype}"
@@ -407,7 +407,7 @@ def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         if not 1 < len(parts) < count:
             continue
         is_even = len({*parts}) == 1
-        listed = enumerated([*map(str, parts)], 4)
+        listed = list_first([*map(str, parts)], 4)
         words = f"{len(parts)} parts" if is_even else f"the parts of {listed}"
         sentence = f"each of {words} of the row is divided by its own sum"
         yield sentence, partial(_normalised_parts, parts=parts, shared=False)
@@ -474,7 +474,7 @@ def cap_scores(scores: Tensor, cap: float) -> Tensor:
 
 def _rounded_softmax(scores: Tensor, digits: int) -> Tensor:
     # Casts are lifted to float64 here.
-    return format_with_digits(digits).rounded(_softmax(scores))
+    return format_with_digits(digits).round_to_nearest(_softmax(scores))
 
 
 def _exponentiate_scores(scores: Tensor) -> Tensor:
@@ -508,7 +508,7 @@ def _gradient_variations(step: Step) -> Iterator[Variation]:
     def without_factor(step: Step) -> Any:
         return _gradients(step, plain(step), factor=1.0)
 
-    def swapped(step: Step) -> Any:
+    def swap_key_and_value(step: Step) -> Any:
         query, key, value = _gradients(step, plain(step))
         return query, value, key
 
@@ -518,7 +518,7 @@ def _gradient_variations(step: Step) -> Iterator[Variation]:
     yield Variation(PatternKind.FACTOR, sentence, without_factor)
     if step.values["key"].shape == step.values["value"].shape:
         sentence = "the gradients of keys and values are exchanged"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swap_key_and_value)
     count = step.values["query"].shape[-2]
     for first, last in (*left_out(count), (count // 2, 0), (0, count // 2)):
         sentence = f"{words_of(first, last)} of the {count} queries are left out of the gradients"

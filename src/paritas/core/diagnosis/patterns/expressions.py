@@ -107,7 +107,7 @@ class Sample:
         near = same(values, self.given) | ((values - self.given).abs() <= MAX_Z * unit)
         return near.double().mean(-1) >= _HOPEFUL
 
-    def inverted(self, compute: Callable[[Tensor], Tensor], slope: Tensor) -> Sample:
+    def invert_operation(self, compute: Callable[[Tensor], Tensor], slope: Tensor) -> Sample:
         """The sample of what an operation is applied to, by the size of its derivative."""
         return Sample(compute(self.given), self.noise * slope.abs())
 
@@ -460,14 +460,15 @@ def _short_numbers(
     """The shortest factor and offset near these that still give the sample."""
     for digits in _DIGITS:
         for short_factor, other in itertools.product(
-            _rounded(factor, digits), _rounded(offset, digits) if offset else [0.0]
+            _round_either_way(factor, digits),
+            _round_either_way(offset, digits) if offset else [0.0],
         ):
             if short_factor and bool(sample.fits(short_factor * row + other)):
                 return short_factor, other
     return None
 
 
-def _rounded(number: float, digits: int) -> list[float]:
+def _round_either_way(number: float, digits: int) -> list[float]:
     short = [float(f"{number:.{digits}g}")]
     if abs(number) < 10**-digits:
         short.append(0.0)
@@ -555,7 +556,7 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
         ("{} - {}", torch.sub, lambda y: a - y, torch.ones_like(a)),
         ("{} / {}", torch.div, lambda y: a / y, size / candidate_size.square()),
     ):
-        residual = sample.inverted(inverse, slope)
+        residual = sample.invert_operation(inverse, slope)
         keep = torch.isfinite(residual.given)
         if int(keep.sum()) < _FEWEST:
             continue

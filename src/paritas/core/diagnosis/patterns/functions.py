@@ -31,27 +31,31 @@ if TYPE_CHECKING:
 _F = torch.nn.functional
 
 
-def _named(module: Any, names: str) -> dict[str, Callable[..., Tensor]]:
+def _get_functions(module: Any, names: str) -> dict[str, Callable[..., Tensor]]:
     """Functions of a module by their names."""
     return {name: getattr(module, name) for name in names.split()}
 
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    **_named(torch, "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs neg"),
-    **_named(torch, "sin cos tan tanh sigmoid erf erfc atan relu"),
-    **_named(_F, "relu6 silu gelu"),
+    **_get_functions(
+        torch, "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs neg"
+    ),
+    **_get_functions(torch, "sin cos tan tanh sigmoid erf erfc atan relu"),
+    **_get_functions(_F, "relu6 silu gelu"),
     "tanh gelu": lambda x: _F.gelu(x, approximate="tanh"),
     "x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
-    **_named(_F, "elu selu leaky_relu softplus softsign hardswish hardsigmoid hardtanh mish"),
+    **_get_functions(
+        _F, "elu selu leaky_relu softplus softsign hardswish hardsigmoid hardtanh mish"
+    ),
     "log_sigmoid": _F.logsigmoid,
-    **_named(
+    **_get_functions(
         torch, "floor ceil round trunc sign frac asin acos sinh cosh asinh acosh atanh lgamma"
     ),
-    **_named(_F, "celu tanhshrink softshrink hardshrink"),
+    **_get_functions(_F, "celu tanhshrink softshrink hardshrink"),
     "the normal distribution function": torch.special.ndtr,
 }
 _UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
-_BINARY = _named(torch, "add sub mul div maximum minimum pow fmod remainder atan2")
+_BINARY = _get_functions(torch, "add sub mul div maximum minimum pow fmod remainder atan2")
 COMPARISONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "lt": ("<", torch.lt),
     "le": ("<=", torch.le),

@@ -188,7 +188,7 @@ def _in_steps(case: Case, grouping: _Grouping, *, predicts: bool = False) -> Pat
         step = f"{float(steps.step):.4g}" if len(candidate) == 1 else f"a step{each}"
         words = f"in whole multiples of {step}, here at most {steps.most} of them"
         words = f"{words} from the least" if from_least else words
-        value = grouping.join(steps.rounded(right if predicts else candidate))
+        value = grouping.join(steps.round_to_nearest(right if predicts else candidate))
         if predicts or steps.are_near(right, candidate):
             return _state(case, value, words, len(candidate))
         return _state_moved(case, value, words, steps, (right, candidate))
@@ -243,7 +243,7 @@ class _Steps:
     most: int
     bits: float
 
-    def rounded(self, value: Tensor) -> Tensor:
+    def round_to_nearest(self, value: Tensor) -> Tensor:
         """The nearest levels."""
         step = torch.where(self.step > 0, self.step, 1.0)
         return torch.where(
@@ -258,7 +258,7 @@ class _Steps:
 
     def hold(self, right: Tensor, unit: Tensor) -> bool:
         """Whether the right values lie on them, too: then the steps are not the mistake."""
-        return float(near(self.rounded(right), right, unit).double().mean()) >= _MOSTLY
+        return float(near(self.round_to_nearest(right), right, unit).double().mean()) >= _MOSTLY
 
 
 def _steps(candidate: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
@@ -326,12 +326,12 @@ def _in_few_digits(case: Case) -> Pattern | None:
     tells = candidate.abs() > MAX_Z * case.unit
     for digits in range(1, _MOST_DIGITS + 1):
         narrow = format_with_digits(digits)
-        rounded = narrow.rounded(candidate)
+        rounded = narrow.round_to_nearest(candidate)
         if not bool(near(candidate, rounded, case.unit)[tells].all()):
             continue
         chance = (2 * MAX_Z * case.unit / narrow.spacing(candidate)).clamp(max=1.0)
         bits = float(torch.where(tells, -chance.log2(), 0.0).sum())
-        is_new = float(near(narrow.rounded(right), right, case.unit).double().mean())
+        is_new = float(near(narrow.round_to_nearest(right), right, case.unit).double().mean())
         if bits < _FEWEST_BITS or is_new >= _MOSTLY:
             return None
         words = f"{digits} significant binary digits" if digits > 1 else "powers of two"

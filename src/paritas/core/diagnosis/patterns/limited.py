@@ -10,7 +10,7 @@ import torch
 
 from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.functions import UNARY
-from paritas.core.diagnosis.patterns.unknowns import shortened
+from paritas.core.diagnosis.patterns.unknowns import shorter_numbers
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -127,7 +127,7 @@ def _find_bound(
         best = int((function(side * places) - target).abs().argmin())
         low, high = float(places[max(best - 1, 0)]), float(places[min(best + 1, _TRIED - 1)])
     solved = side * float(places[best])
-    for number in shortened(solved):
+    for number in shorter_numbers(solved):
         value = function(torch.tensor(number, dtype=torch.float64))
         if abs(number - solved) <= _SAME * max(1.0, abs(solved)) and abs(value - target) <= near:
             return number

@@ -294,13 +294,13 @@ def _product(predictor: Predictor, name: str) -> _Form | None:
         full = value.expand(groups, x.shape[-1], x.numel() // x.shape[-1] // groups)
         return full.mT.reshape(x.shape)
 
-    def shaped(value: Tensor) -> Tensor:
+    def reshape_result(value: Tensor) -> Tensor:
         return value.reshape(result)
 
     terms = x.shape[-1]
-    for_weight = _System(right, left, terms, in_rows, in_rows, as_weight, shaped)
+    for_weight = _System(right, left, terms, in_rows, in_rows, as_weight, reshape_result)
     for_input = _System(
-        left, right, terms, in_columns, lambda value: in_rows(value).mT, as_input, shaped
+        left, right, terms, in_columns, lambda value: in_rows(value).mT, as_input, reshape_result
     )
     return _Form(
         left, for_weight, for_input, bias if bias is None or bias < len(candidate) else None
@@ -336,16 +336,16 @@ def _convolution(predictor: Predictor) -> _Form | None:
     def as_input(value: Tensor) -> Tensor:
         return value.expand(1, x[0].numel(), len(x)).mT.reshape(candidate[0].shape)
 
-    def shaped(value: Tensor) -> Tensor:
+    def reshape_result(value: Tensor) -> Tensor:
         return value.reshape(shape)
 
     def in_pixels(value: Tensor) -> Tensor:
         return _pixels(value.reshape(weight.shape), x.shape[1:], values)
 
-    for_weight = _System(1, 0, terms, in_rows, in_columns, as_weight, shaped)
+    for_weight = _System(1, 0, terms, in_rows, in_columns, as_weight, reshape_result)
     for_input = _System(
         0, 1, x[0].numel(), in_pixels, lambda value: value.reshape(1, len(x), -1).mT, as_input,
-        shaped,
+        reshape_result,
     )  # fmt: skip
     return _Form(0, for_weight, for_input, 2 if len(candidate) > 2 else None, 1 - weight.dim())  # noqa: PLR2004
 

@@ -434,7 +434,7 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
     """Other groups of channels."""
     channels, right = norm.x.shape[1], norm.view[1]
 
-    def grouped(norm: Norm, groups: int, *, strided: bool) -> Tensor:
+    def normalize_groups(norm: Norm, groups: int, *, strided: bool) -> Tensor:
         if not strided:
             view = (norm.x.shape[0], groups, -1)
             return dataclasses.replace(norm, view=view).value()
@@ -445,11 +445,11 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
     for groups in (divisor for divisor in range(1, channels + 1) if channels % divisor == 0):
         if groups != right:
             sentence = f"the channels are in {groups} groups instead of {right}"
-            change = with_norm(partial(grouped, groups=groups, strided=False))
+            change = with_norm(partial(normalize_groups, groups=groups, strided=False))
             yield Variation(PatternKind.STATISTICS, sentence, change)
     if 1 < right < channels:
         sentence = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
-        change = with_norm(partial(grouped, groups=right, strided=True))
+        change = with_norm(partial(normalize_groups, groups=right, strided=True))
         yield Variation(PatternKind.STATISTICS, sentence, change)
 
 

@@ -123,7 +123,7 @@ def result_of(predict: Callable[[Variation], Tensor | None], candidate: Tensor) 
         steps.append(step)
         return step.run()
 
-    def shown(make: Callable[[Tensor], Tensor]) -> Tensor | None:
+    def predict_replaced(make: Callable[[Tensor], Tensor]) -> Tensor | None:
         def change(step: Step) -> Any:
             right = first_of(step.run())
             return step.with_first(make(right.double()).to(right.dtype))
@@ -137,9 +137,9 @@ def result_of(predict: Callable[[Variation], Tensor | None], candidate: Tensor) 
         return None
     numbers = torch.arange(right.numel(), dtype=torch.float64, device=right.device)
     parts = [
-        shown(torch.zeros_like),
-        shown(torch.ones_like),
-        shown(lambda value: numbers.reshape(value.shape)),
+        predict_replaced(torch.zeros_like),
+        predict_replaced(torch.ones_like),
+        predict_replaced(lambda value: numbers.reshape(value.shape)),
     ]
     if any(part is None or not bool(torch.isfinite(part).all()) for part in parts):
         return None
@@ -199,11 +199,11 @@ class _Reading:
         foreign = partial(self._foreign, around)
         # A bound is one number, and a place for each element that was moved is many.
         ways = (
-            self._limited,
-            self._moved,
-            self._replaced,
+            self._limited_variations,
+            self._moved_variations,
+            self._replaced_variations,
             foreign,
-            self._scaled,
+            self._scaled_variations,
             self._bent,
             self._find_dropped_elements,
         )
@@ -213,14 +213,14 @@ class _Reading:
             if proposals:
                 return
 
-    def _limited(self) -> Iterator[Variation]:
+    def _limited_variations(self) -> Iterator[Variation]:
         near = _NEAR * float(self.operand.square().mean().sqrt())
         limits = limits_of(self.value, self.operand, near)
         if limits is not None and limits != Limits(0.0, None):  # that is a relu
             sentence = f"{self.name} is limited to {limits.words}"
             yield self._variation(PatternKind.CLIPPED, sentence, limits.apply)
 
-    def _moved(self) -> Iterator[Variation]:
+    def _moved_variations(self) -> Iterator[Variation]:
         for axis, source in _slices_of(self.value, self.operand):
             kind, words = describe_places(source)
             sentence = f"{self.name} is read from other places along axis {axis}: {words}"
@@ -249,7 +249,7 @@ class _Reading:
         take = lambda value: _take_elements(value, source) * signs.to(value)  # noqa: E731
         yield self._variation(PatternKind.WRONG_INDEX, sentence, take)
 
-    def _replaced(self) -> Iterator[Variation]:
+    def _replaced_variations(self) -> Iterator[Variation]:
         for name, other in self.others.items():
             if _is_broadcast(other, self.value) and _is_near(self.value, other):
                 sentence = f"{self.name} is never read: {name} is used in its place"
@@ -267,7 +267,7 @@ class _Reading:
                     yield self._variation(PatternKind.MISSING_OPERAND, words, put)
                     return
 
-    def _scaled(self) -> Iterator[Variation]:
+    def _scaled_variations(self) -> Iterator[Variation]:
         if not self.is_bias:
             return  # it is the result that is scaled, or a factor of the operator is another one
         size = float(self.operand.square().sum())

@@ -59,7 +59,7 @@ class Operation:
             return ()
         return tuple(sorted(dim % rank for dim in candidate))
 
-    def shaped(self, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    def shape_result(self, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         """A result in the required shape, with or without kept dimensions."""
         return value.reshape(shape) if value.numel() == math.prod(shape) else None
 

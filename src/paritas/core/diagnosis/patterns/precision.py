@@ -180,8 +180,8 @@ def _roundings(
     for form in FORMATS:
         if form.name == "float16" or any(form.unit <= roundoff(tensor) for tensor in operands):
             continue  # tf32 has as many digits and the wider range
-        yield form, "rounded", form.rounded
-        yield form, "cut off", form.truncated
+        yield form, "rounded", form.round_to_nearest
+        yield form, "cut off", form.round_to_zero
 
 
 def _shows_rounding(value: Tensor, rounded: Tensor) -> bool:
@@ -260,7 +260,7 @@ class Summation:
     part: Callable[[int, int], Tensor]
     added: Tensor | None = None
 
-    def rounded(self, chunk: int, dtype: torch.dtype, *, each: bool) -> Tensor:
+    def round_chunks(self, chunk: int, dtype: torch.dtype, *, each: bool) -> Tensor:
         """The sum if it is rounded after each chunk of terms.
 
         Args:
@@ -319,7 +319,7 @@ def _rounded_sums(case: Case) -> list[Pattern]:
         most = min(_MOST_CHUNKS, _MOST_PARTIAL // case.reference.numel())
         if not 1 < chunks <= most or effort.now() > until:
             continue
-        value = sums.rounded(chunk, dtype, each=each)
+        value = sums.round_chunks(chunk, dtype, each=each)
         if value.numel() != case.reference.numel():
             return []
         sentence = f"accumulated in {form.name}: the sum is rounded after every "
@@ -379,7 +379,7 @@ def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
         name = "int4" if count == 7.0 else "int8"  # noqa: PLR2004
         yield name, (share * count).round() / count
     for form in FORMATS[:2]:
-        yield form.name, form.rounded(share * form.largest) / form.largest
+        yield form.name, form.round_to_nearest(share * form.largest) / form.largest
 
 
 # --- Nothing but larger noise ---------------------------------------------------------------------
@@ -561,7 +561,7 @@ def _explain_by_format(case: Case, form: NarrowFormat, candidate: Tensor) -> Pat
     """Rounded or cut off; the candidate may have been a rounding of its own away before that."""
     right, usual = case.right[case.wrong], widen(case.reference)[case.wrong]
     noise = 2 * case.allowed[case.wrong]
-    for how, change in (("rounded", form.rounded), ("truncated", form.truncated)):
+    for how, change in (("rounded", form.round_to_nearest), ("truncated", form.round_to_zero)):
         equal = same(candidate, change(right)) | same(candidate, change(usual))
         step = torch.maximum(form.spacing(candidate), form.spacing(right))
         reach = 0.5001 if how == "rounded" else 1.0001
@@ -654,7 +654,7 @@ def _rounded_inside_and_out(
     form = next((each for each in FORMATS if each.name in recomputed.format), None)
     if form is None:
         return []
-    value = form.rounded(recomputed.value)
+    value = form.round_to_nearest(recomputed.value)
     return _match_format(case, value, form, f"computed in {recomputed.format}", figures)
 
 

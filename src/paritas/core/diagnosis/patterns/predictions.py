@@ -45,7 +45,7 @@ from paritas.core.diagnosis.patterns.rivals import (
     most_likely,
     preference,
 )
-from paritas.core.diagnosis.patterns.unknowns import shortened
+from paritas.core.diagnosis.patterns.unknowns import shorter_numbers
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.core.diagnosis.patterns.written import changed_values, inner_mistakes, inner_numbers
 from paritas.core.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
@@ -151,7 +151,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
         return []
     if not is_decided(prediction, best, chosen):
         raise UndecidedError
-    weight = chosen.weight.charged(cost=math.log2(1 + tried))
+    weight = chosen.weight.subtract_costs(cost=math.log2(1 + tried))
     if weight is None:
         return []
     evidence: dict[str, float | str] = {"operator": case.context.operator, "tried": float(tried)}
@@ -398,7 +398,7 @@ class Predictor:
     def _expressions(self) -> tuple[int, list[Reproduction]]:
         """How many expressions were tried, and the shortest ones that reproduce the candidate."""
         part = torch.ones(self.case.shape, dtype=torch.bool)
-        part = self._limited(part, torch.zeros_like(part))
+        part = self._limit_to_block(part, torch.zeros_like(part))
         tried = 0
         for of_call, position, search in self._expression_searches(part):
             more, expressions = search()
@@ -542,7 +542,7 @@ class Predictor:
             if in_part:
                 if not bool(prediction[self.case.wrong].any()):
                     break  # zeros in a part are a kind of their own
-                prediction, slack = self._limited(prediction, self.case.right), 1.0
+                prediction, slack = self._limit_to_block(prediction, self.case.right), 1.0
             weight = weigh(
                 self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack
             )
@@ -634,7 +634,7 @@ class Predictor:
             if reproduction.in_part:
                 if prediction.shape != first.case.shape:
                     return True  # it is not known which part that would be
-                prediction = first._limited(prediction, self.case.right)
+                prediction = first._limit_to_block(prediction, self.case.right)
             if holds_again(self.case, prediction, fitted=reproduction.weight.fitted > 0):
                 return True
         return False
@@ -724,7 +724,7 @@ class Predictor:
             inside = inside.unsqueeze(-1) & hit
         return inside
 
-    def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
+    def _limit_to_block(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
         """The prediction in the block that is wrong, and something else around it."""
         return (
             prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
@@ -798,7 +798,7 @@ class Predictor:
         brief = self._of_few_runs
         predict = functools.partial(brief._prediction, position)  # noqa: SLF001  (its own)
         number = unknown.solve(predict, brief.case.given)
-        shorter = () if number is None else shortened(number)
+        shorter = () if number is None else shorter_numbers(number)
         return (
             solution for solution in shorter if not unknown.whole or solution == round(solution)
         )
@@ -858,7 +858,7 @@ class Predictor:
         if value is None or value.dtype != candidate.dtype:
             return None
         if reproduction.in_part and reference.dtype == value.dtype:
-            value = self._limited(value.cpu(), reference.cpu())
+            value = self._limit_to_block(value.cpu(), reference.cpu())
         return float(same(value.cpu(), candidate.cpu()).double().mean())
 
 

@@ -142,7 +142,7 @@ def _with_zero_point(value: Tensor, dims: tuple[int, ...], most: float) -> Tenso
 
 def _float(value: Tensor, dims: tuple[int, ...], form: NarrowFormat) -> Tensor:
     level, scale = _scale_to_levels(value, dims, form.largest)
-    return form.rounded(level) * scale
+    return form.round_to_nearest(level) * scale
 
 
 _KINDS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
@@ -210,7 +210,7 @@ def _compute_in_dtype(step: Step, dtype: torch.dtype) -> Any:
 
 
 def _round_to_format(step: Step, form: NarrowFormat) -> Any:
-    value = _round_several(first_of(step.run()), form.rounded)
+    value = _round_several(first_of(step.run()), form.round_to_nearest)
     value = torch.where(value.abs() > form.largest, torch.copysign(value + torch.inf, value), value)
     return step.with_first(value)
 
@@ -232,7 +232,7 @@ def saved_variations(step: Step) -> Iterator[Variation]:
             continue
         for form in _narrower_formats(step):
             sentence = f"{name} is rounded to {form.name}"
-            change = with_altered(name, partial(_round_several, rounded=form.rounded))
+            change = with_altered(name, partial(_round_several, rounded=form.round_to_nearest))
             yield Variation(PatternKind.PRECISION, sentence, change)
         for words, rounded in quantisations([value]):
             change = with_altered(name, partial(_round_several, rounded=rounded))
@@ -251,4 +251,4 @@ def reciprocal_variations(step: Step) -> Iterator[Variation]:
 def _by_reciprocal(step: Step, form: NarrowFormat) -> Any:
     x, other = step.values["self"], step.values["other"]
     reciprocal = 1 / torch.as_tensor(other, dtype=x.dtype, device=x.device)
-    return x * _round_several(reciprocal, form.rounded)
+    return x * _round_several(reciprocal, form.round_to_nearest)

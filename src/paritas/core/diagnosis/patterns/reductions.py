@@ -236,7 +236,7 @@ def propose_reductions(case: Case) -> list[Pattern]:
     plain, variants = _reduction_variants(operation)
     if plain is None:
         return []
-    if trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None:
+    if trusted_formula(case, lambda: operation.shape_result(plain(), case.shape)) is None:
         return []
     length = math.prod(operation.inputs[0].shape[dim] for dim in operation.dims)
     values = (
@@ -279,7 +279,7 @@ def _reduction_variants(operation: Operation) -> Variants:
 def _compute_shaped(
     operation: Operation, compute: Callable[[], Tensor], shape: tuple[int, ...]
 ) -> Tensor | None:
-    return operation.shaped(compute(), shape)
+    return operation.shape_result(compute(), shape)
 
 
 def _quotient(x: Tensor, dims: tuple[int, ...], count: int) -> Tensor:

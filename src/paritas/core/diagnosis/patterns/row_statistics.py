@@ -519,7 +519,7 @@ def _rounded_formulas(
 
 def _round_spread(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
     """The square of the spread, if a power of the spread is rounded."""
-    return form.rounded(spread**power) ** (2 / power)
+    return form.round_to_nearest(spread**power) ** (2 / power)
 
 
 def _with_rounded(norm: Norm, compute: Any) -> Tensor:

@@ -78,7 +78,7 @@ class _Pool:
         """Where each operand begins."""
         return list(itertools.accumulate([0, *(operand.numel() for operand in self.operands)]))
 
-    def numbered(self, sign: int) -> list[Tensor]:
+    def number_operands(self, sign: int) -> list[Tensor]:
         """The operands with the numbers of their elements, from 1 on, as values."""
         return [
             torch.arange(start, start + operand.numel(), dtype=torch.float64, device=operand.device)
@@ -118,7 +118,8 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
         ]
         more = len(pool.values)
         first, second = (
-            call.with_floating(pool.numbered(sign)).results(wide=True)[which[0]] for sign in (1, -1)
+            call.with_floating(pool.number_operands(sign)).results(wide=True)[which[0]]
+            for sign in (1, -1)
         )
     except UNUSABLE:
         return None

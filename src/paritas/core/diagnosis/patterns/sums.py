@@ -63,7 +63,7 @@ def words_of(first: int, last: int) -> str:
     return f"the {'first' if first else 'last'}{'' if count == 1 else f' {count}'}"
 
 
-def repeated(length: int) -> list[tuple[int, int]]:
+def repeated_spans(length: int) -> list[tuple[int, int]]:
     """Where terms may be counted twice: the last tile, or what it shares with the one before."""
     tiles = [2**power for power in range(3, 10) if 2**power < length]
     overlaps = [(length - tile, tile - length % tile) for tile in tiles if length % tile]
@@ -315,7 +315,7 @@ def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[
             sentence = f"{sentence}, which is still divided by {size}"
             yield Variation(kind, sentence, scale_result(residual / size, cut))
     if name in ("sum", "mean"):
-        for start, count in repeated(size):
+        for start, count in repeated_spans(size):
             sentence = f"elements {start} to {start + count - 1} along dim {dim} count twice"
             change = partial(_with_repeated, dim=dim, start=start, count=count)
             yield Variation(PatternKind.DOUBLED_REDUCTION, sentence, change)
@@ -570,7 +570,7 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         a = torch.cat([a, a.narrow(-1, start, count)], -1)
         return step.run(**{left: a, right: torch.cat([b, b.narrow(-2, start, count)], -2)})
 
-    for start, count in repeated(length):
+    for start, count in repeated_spans(length):
         some = f"terms {start} to {start + count - 1} of the {length} terms"
         change = partial(counted_twice, start=start, count=count)
         words = f"{some} of each sum count twice"

@@ -128,7 +128,7 @@ def _exponential(position: float) -> float:
     return math.exp(min(position, 700.0))
 
 
-def shortened(number: float) -> Iterator[float]:
+def shorter_numbers(number: float) -> Iterator[float]:
     """The number with more and more digits, or one over such a number, or as it is.
 
     0 comes first if it is nothing but rounding.

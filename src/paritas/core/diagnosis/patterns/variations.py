@@ -685,7 +685,7 @@ def _index_variations(
     kind = PatternKind.WRONG_INDEX
     size = size or (int(index.max()) + 1 if index.numel() else 0)
 
-    def changed(alter: Callable[[Tensor], Tensor]) -> Callable[[Step], Any]:
+    def change_index(alter: Callable[[Tensor], Tensor]) -> Callable[[Step], Any]:
         if position is None:
             return with_altered(name, alter)
 
@@ -700,30 +700,32 @@ def _index_variations(
         way = "large" if by > 0 else "small"
         sentence = f"every index of {name} is one too {way}"
         yield Variation(
-            kind, f"{sentence}, up to the bounds", changed(partial(_clamp_index, by, size))
+            kind, f"{sentence}, up to the bounds", change_index(partial(_clamp_index, by, size))
         )
-        yield Variation(kind, f"{sentence}, and wraps around", changed(partial(_wrapped, by, size)))
+        yield Variation(
+            kind, f"{sentence}, and wraps around", change_index(partial(_wrap_index, by, size))
+        )
     for axis, by in itertools.product(range(index.dim()), (1, -1)):
         if index.shape[axis] > 1:
             where = "after" if by < 0 else "before"
             sentence = f"{name} is read one place {where} the right one along axis {axis}"
             for shift in (roll, repeat_edge, shift_in_zeros):
-                yield Variation(kind, sentence, changed(partial(shift, axis=axis, by=by)))
+                yield Variation(kind, sentence, change_index(partial(shift, axis=axis, by=by)))
     for axis in range(index.dim()):
         for by in far_places(index.shape[axis]):
             sentence = f"{name} is read {describe_distance(by)} the right one along axis {axis}"
-            yield Variation(kind, sentence, changed(partial(roll, axis=axis, by=by)))
+            yield Variation(kind, sentence, change_index(partial(roll, axis=axis, by=by)))
     for axis in range(index.dim()):
         where = f" along axis {axis}" if index.dim() > 1 else ""
         sentence = f"{name} is read in the reverse order{where}"
-        yield Variation(kind, sentence, changed(partial(_flip, axis=axis)))
+        yield Variation(kind, sentence, change_index(partial(_flip, axis=axis)))
     for sentence, alter in (
         ("in increasing order", partial(_sort_index, descending=False)),
         ("in decreasing order", partial(_sort_index, descending=True)),
         ("column by column instead of row by row", _by_columns),
         ("row by row, but laid out column by column", _into_columns),
     ):
-        yield Variation(kind, f"{name} is read {sentence}", changed(alter))
+        yield Variation(kind, f"{name} is read {sentence}", change_index(alter))
 
 
 def _sort_index(index: Tensor, *, descending: bool) -> Tensor:
@@ -743,5 +745,5 @@ def _clamp_index(by: int, size: int, index: Tensor) -> Tensor:
     return torch.where(index >= 0, (index + by).clamp(0, size - 1), index)
 
 
-def _wrapped(by: int, size: int, index: Tensor) -> Tensor:
+def _wrap_index(by: int, size: int, index: Tensor) -> Tensor:
     return torch.where(index >= 0, (index + by) % size, index)

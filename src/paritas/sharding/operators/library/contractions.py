@@ -14,7 +14,7 @@ from paritas.core.operators.calls import (
     broadcast,
     dim_of,
     letters,
-    named,
+    name_dims,
     setting_of_each,
 )
 from paritas.sharding.operators.library.claims import SUM, RuleClaim, once, unary
@@ -58,7 +58,7 @@ def _distances(bound: Bound) -> RuleClaim | None:
         return None
     (left, right), stack = stacks
     k = dim_of(first[-1], f"k{SUM}" if bound.get("p", 2.0) == 1 else "k^")
-    rows, columns = named(first[-2:-1], ["m"]), named(second[-2:-1], ["n"])
+    rows, columns = name_dims(first[-2:-1], ["m"]), name_dims(second[-2:-1], ["n"])
     inputs = {"x1": [*left, *rows, k], "x2": [*right, *columns, k]}
     return RuleClaim(inputs, ([*stack, *rows, *columns],))
 
@@ -92,7 +92,7 @@ def _attention(bound: Bound) -> RuleClaim | None:
     if mask is not None:
         if len(mask) > len(stack) + 2:
             return None
-        inputs["attn_mask"] = named(mask, [*stack, rows, keys])
+        inputs["attn_mask"] = name_dims(mask, [*stack, rows, keys])
     return RuleClaim(inputs, ([*stack, rows, width],))
 
 
@@ -108,7 +108,7 @@ def _stacks(
         return broadcast((query, key, value))
     if not query or not key or key != value or query[:-1] != key[:-1] or query[-1] % key[-1]:
         return None
-    front = named(query[:-1], letters(len(query) - 1))
+    front = name_dims(query[:-1], letters(len(query) - 1))
     share = query[-1] // key[-1]
     heads = "h" if share == 1 or key[-1] == 1 else f"(h {share})"
     inside = [*front, dim_of(key[-1], "h")]
@@ -172,7 +172,7 @@ def _general(bound: Bound) -> RuleClaim | None:
 def _front(shape: tuple[int, ...] | None, spatial: int) -> list[str] | None:
     """The dimensions before space: samples, if there are any, and channels."""
     names = {1: ["c"], 2: ["b", "c"]}.get(len(shape or ()) - spatial)
-    return None if shape is None or names is None else named(shape[: len(names)], names)
+    return None if shape is None or names is None else name_dims(shape[: len(names)], names)
 
 
 def _pool(bound: Bound, spatial: int) -> RuleClaim | None:
@@ -231,7 +231,7 @@ def _grid_sample(bound: Bound) -> RuleClaim | None:
         return None
     spatial = len(shape) - 2
     front = _front(shape, spatial) or []
-    points = named(grid[1:-1], _SPACE[-spatial:])
+    points = name_dims(grid[1:-1], _SPACE[-spatial:])
     inputs = {"x": [*front, *["_"] * spatial], "grid": [front[0], *points, str(spatial)]}
     return RuleClaim(inputs, ([*front, *points],))
 

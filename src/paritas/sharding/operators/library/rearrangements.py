@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import Any
 
-from paritas.core.operators.calls import Bound, dim_of, letters, named, positive_dims
+from paritas.core.operators.calls import Bound, dim_of, letters, name_dims, positive_dims
 from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, once, unary
 from paritas.sharding.operators.library.registry import DERIVED, Derived, rule
 
@@ -147,7 +147,7 @@ def _like(bound: Bound) -> RuleClaim | None:
     shape, outside = bound.shape(), bound.dims("other")
     if shape is None or outside is None or len(shape) > len(outside):
         return None
-    inside = named(shape, letters(len(outside)))
+    inside = name_dims(shape, letters(len(outside)))
     return RuleClaim({"x": inside, "other": outside}, (outside,))
 
 
@@ -195,7 +195,7 @@ def _pixels(bound: Bound, factor: Any) -> tuple[list[str], list[str]] | None:
     shape = bound.shape()
     if shape is None or len(shape) < 3 or not isinstance(factor, int):  # noqa: PLR2004
         return None
-    stack = named(shape[:-3], [f"s{i}" for i in range(len(shape) - 3)])
+    stack = name_dims(shape[:-3], [f"s{i}" for i in range(len(shape) - 3)])
     deep = [*stack, f"(c {factor * factor})", "h", "w"]
     return deep, [*stack, "c", f"(h {factor})", f"(w {factor})"]
 
@@ -246,7 +246,7 @@ def _bags(bound: Bound) -> RuleClaim | None:
     if bound.get("padding_idx") is not None and mode != "sum":
         mark = "^"
     width = dim_of(table[1], "w")
-    items = named(ids, ["b", f"i{mark}"])
+    items = name_dims(ids, ["b", f"i{mark}"])
     inputs = {"x": items, "weight": ["v^", width]}
     if bound.has("per_sample_weights"):
         inputs["per_sample_weights"] = items

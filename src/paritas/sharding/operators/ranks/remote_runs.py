@@ -18,7 +18,7 @@ from torch import distributed
 from paritas.core.errors import UsageError, first_line, in_one_line
 from paritas.core.importing import import_dotted, import_module
 from paritas.core.operators.calls import OperatorCall, tensors_in
-from paritas.core.placement.placement import Group, RankError, Recipe, device_of, moved
+from paritas.core.placement.placement import Group, RankError, Recipe, device_of, move_argument
 from paritas.core.results.items import Item, ItemKind, Partial, Replicate, Shard
 from paritas.core.results.rank_backends import backend_of_group
 from paritas.core.torch_private.operators import default_dtype, map_tensors
@@ -237,10 +237,10 @@ class _RankRunner(Runner):
         with default_dtype(work.default), torch.enable_grad():
             rank_values = {
                 argument_place: _own_group() if isinstance(value, Group) else value
-                for argument_place, value in self.cloned(values).items()
+                for argument_place, value in self.clone_written(values).items()
             }
             with self.drawing(list(work.reach)):
-                return self.named(self.invoke(rank_values), rank_values)
+                return self.name_results(self.invoke(rank_values), rank_values)
 
 
 # The graph of each rank between forward and backward; ranks that are threads share this module.
@@ -342,7 +342,7 @@ def _to_own_device(value: Any, device: torch.device) -> Any:
     """Move an argument to the device of the rank; a device of another kind is not changed."""
     if isinstance(value, torch.device) and value.type != device.type:
         return value
-    return moved(value, device)
+    return move_argument(value, device)
 
 
 def _on_the_host(items: dict[Any, Any]) -> dict[Any, Any]:
@@ -408,7 +408,7 @@ class Team(Protocol):
     def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
         """Run the task on each rank with its payload."""
 
-    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+    def pack_operator(self, function: Callable[..., Any], name: str) -> Sent:
         """An operator in a form that these ranks can receive."""
 
 
@@ -426,7 +426,7 @@ class RemoteRunner(Runner):
         """`program` is what the ranks run instead of the operator."""
         super().__init__(call, levels, seed)
         self.team = team
-        self.operator = team.sent(program or call.function, "" if program else call.name)
+        self.operator = team.pack_operator(program or call.function, "" if program else call.name)
         self.device = device_of(call)
         self.is_program = program is not None
         self.exchanges = any(recipe.exchanges for recipe, _ in levels)
@@ -445,17 +445,17 @@ class RemoteRunner(Runner):
         self._here = around is not None and not self.is_program and not self.exchanges
         return super().split(wide=wide, cotangents=cotangents, around=around)
 
-    def ranked(self, values: Values, terms: Terms) -> dict[Item, Any]:
+    def run_ranks(self, values: Values, terms: Terms) -> dict[Item, Any]:
         """The results of all ranks; with a single axis, as their own collectives joined them."""
-        together = super().ranked(values, terms)
+        together = super().run_ranks(values, terms)
         if not self._here and len(self.levels) == 1:
             for item, value in self.joined_by_ranks.items():
                 together[item] = _carry_collective(item, together[item], value)
         return together
 
-    def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
+    def claimed_gradients(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
         """Each rank of a program starts its backward pass from the whole cotangent."""
-        return targets if self.is_program else super().claimed(targets)
+        return targets if self.is_program else super().claimed_gradients(targets)
 
     def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[Item, Any]]:
         """The results of all ranks, connected to their arguments by autograd."""
@@ -488,7 +488,7 @@ class RemoteRunner(Runner):
                 default=torch.get_default_dtype(),
                 device=self.device.type,
                 seed=self.seed,
-                draws=None if self.draws is None else moved(self.draws.kept, _HOST),
+                draws=None if self.draws is None else move_argument(self.draws.kept, _HOST),
                 reach=leaf.reach,
                 exchanges=self.exchanges,
             )
@@ -518,7 +518,7 @@ class RemoteRunner(Runner):
         if self.device == _HOST:
             return done
         own_items, together = (
-            {key: moved(item, self.device) for key, item in items.items()}
+            {key: move_argument(item, self.device) for key, item in items.items()}
             for items in (done.own, done.together)
         )
         return dataclasses.replace(done, own=own_items, together=together)

@@ -71,7 +71,7 @@ class ProcessTeam:
         answers = warm_pool(len(payloads), self.backend).run(task, payloads, self.timeout)
         return [_done_of_process(answer) for answer in answers]
 
-    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+    def pack_operator(self, function: Callable[..., Any], name: str) -> Sent:
         """The operator, by its name or pickled."""
         return Sent.pack(function, name, self.imports)
 
@@ -152,7 +152,7 @@ class ThreadTeam(contextlib.AbstractContextManager["ThreadTeam"]):
         )
         return [_done_of_thread(outcome) for outcome in _all_ended(outcomes, self.timeout)]
 
-    def sent(self, function: Callable[..., Any], name: str) -> Sent:
+    def pack_operator(self, function: Callable[..., Any], name: str) -> Sent:
         """The operator itself."""
         return Sent(itself=function)
 
