@@ -206,12 +206,15 @@ def _metric_column(
     get = attrgetter(field)
 
     def read_metric(row: ComparisonRow) -> float | None:
-        return None if row.metrics is None else get(row.metrics)
+        metrics = row.metrics
+        return None if metrics is None else get(metrics)
 
     def cell(row: ComparisonRow) -> float | None:
         figures = row.figures
-        if figures is None or figures.metrics is not None:
-            return read_metric(row)
+        if figures is None:
+            return None
+        if figures.metrics is not None:
+            return get(figures.metrics)
         return same if figures.identical else None
 
     digits = _NEAR_ONE.get(field, DIGITS)
