@@ -203,7 +203,7 @@ def _metric_column(
     name: str, field: str, same: float | None = None, kind: ColumnKind = "number"
 ) -> RowColumn:
     """A metric; `same` is its value in files for two sides with equal bits."""
-    get = attrgetter(field)
+    get: Callable[[Any], float | None] = attrgetter(field)
 
     def read_metric(row: ComparisonRow) -> float | None:
         metrics = row.metrics
