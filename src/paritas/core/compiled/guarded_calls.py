@@ -740,20 +740,6 @@ def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
     return msgspec.structs.replace(verdict, findings=tuple(findings))
 
 
-def lay_out_like(value: Any, like: Any) -> Any:
-    """A value with the strides of another one, unless elements overlap there."""
-    if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
-        return value
-    if value.layout is not torch.strided or like.layout is not torch.strided:
-        return value
-    if value.shape != like.shape or value.stride() == like.stride():
-        return value
-    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
-        return value
-    result = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device)
-    return result.copy_(value)
-
-
 def is_same_memory(value: Any, original: Any) -> bool:
     """Whether two tensors are the same view of the same memory."""
     if not isinstance(value, torch.Tensor) or not isinstance(original, torch.Tensor):

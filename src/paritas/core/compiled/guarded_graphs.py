@@ -24,7 +24,6 @@ from paritas.core.compiled.guarded_calls import (
     are_other_states,
     caused_by,
     is_same_memory,
-    lay_out_like,
     locate_safely,
     with_places,
 )
@@ -57,6 +56,7 @@ from paritas.core.torch_private.graphs import (
     placeholders,
     returned_values,
 )
+from paritas.core.torch_private.tensors import lay_out_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -259,7 +259,7 @@ class Tapping:
     def changes_results(self) -> bool:
         """Whether tapping changed the bits of any output."""
         for name, value in self.suspect.candidate.outputs.items():
-            other = self.variant.seen.outputs.get(name)
+            other = self.variant.observation.outputs.get(name)
             if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
                 continue
             if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
@@ -367,7 +367,7 @@ def _check_write(
     plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
     if not plain or target not in inputs or not isinstance(value, torch.Tensor):
         return []
-    after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
+    after = variant.arguments[inputs.index(target)]  # type: ignore[arg-type]
     expected = value.to(after.dtype).expand(after.shape)
     if bitwise_equal(after.detach(), expected.detach().contiguous()):
         return []
@@ -513,14 +513,14 @@ class CompiledVariant:
     """The results of one compilation.
 
     Attributes:
-        seen: its outputs and the inputs it wrote to, by name.
-        given: its arguments after the call.
+        observation: its outputs and the inputs it wrote to, by name.
+        arguments: its arguments after the call.
         extra: outputs beyond those of the graph.
         error: the exception from compiling or running it.
     """
 
-    seen: Observation
-    given: list[Any]
+    observation: Observation
+    arguments: list[Any]
     extra: list[Any]
     error: Exception | None = None
 
@@ -558,5 +558,5 @@ def shows_difference(suspect: LoweredSuspect, variant: CompiledVariant) -> bool:
     failure_keys = {(finding.path, finding.aspect) for finding in suspect.failures}
     return any(
         (finding.path, finding.aspect) in failure_keys and not finding.status.passes()
-        for finding in suspect.compare(variant.seen, variant.given)
+        for finding in suspect.compare(variant.observation, variant.arguments)
     )

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from paritas.core.compiled.guarded_calls import Suspect, lay_out_like, origin_item
+from paritas.core.compiled.guarded_calls import Suspect, origin_item
 from paritas.core.compiled.locate import (
     JudgedNode,
     blame_worst,
@@ -61,6 +61,7 @@ from paritas.core.torch_private.graphs import (
     placeholders,
     returned_values,
 )
+from paritas.core.torch_private.tensors import lay_out_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -15,6 +15,8 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from paritas.core.torch_private.tensors import lay_out_like
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -99,17 +101,7 @@ def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tupl
     with _disable_current_modes():  # nothing is computed or drawn
         meta_args, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
         originals = op(*meta_args, **named)
-    return tuple(map(_lay_out_like, originals, results))
-
-
-def _lay_out_like(original: Any, result: Any) -> Any:
-    both = isinstance(original, torch.Tensor) and isinstance(result, torch.Tensor)
-    if not both or original.shape != result.shape or original.stride() == result.stride():
-        return result
-    laid = torch.empty_strided(
-        original.shape, original.stride(), dtype=result.dtype, device=result.device
-    )
-    return laid.copy_(result)
+    return tuple(map(lay_out_like, results, originals))
 
 
 def to_meta(tensor: Tensor) -> Tensor:

@@ -204,6 +204,20 @@ def map_values(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.sparse_compressed_tensor(*places, values, tensor.shape, layout=tensor.layout)
 
 
+def lay_out_like(value: Any, like: Any) -> Any:
+    """A value with the strides of another one, unless elements overlap there."""
+    if not isinstance(value, Tensor) or not isinstance(like, Tensor):
+        return value
+    if value.layout is not torch.strided or like.layout is not torch.strided:
+        return value
+    if value.shape != like.shape or value.stride() == like.stride():
+        return value
+    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
+        return value
+    result = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device)
+    return result.copy_(value)
+
+
 def as_dense(value: Any) -> Any:
     """A sparse tensor as a dense one; anything else unchanged.
 

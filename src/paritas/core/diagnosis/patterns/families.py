@@ -255,12 +255,12 @@ def substitution_variations(step: Step) -> Iterator[Variation]:
     """One operand in the place of another as well, which is then used nowhere."""
     for used, lost in itertools.permutations(_operands(step), 2):
         sentence = f"{used} is used in the place of {lost}, too"
-        change = partial(_with_substitute, kept=used, lost=lost)
+        change = partial(_with_substitute, used=used, lost=lost)
         yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
 
 
-def _with_substitute(step: Step, kept: str, lost: str) -> Any:
-    result = step.run(**{lost: step.values[kept]})
+def _with_substitute(step: Step, used: str, lost: str) -> Any:
+    result = step.run(**{lost: step.values[used]})
     if not isinstance(result, torch.Tensor):
         return result
     if result.numel() and bool((result == result.flatten()[0]).all()):

@@ -227,7 +227,7 @@ def _other_rows(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
                 yield Variation(kind, sentence, change)
         for position, words in ((0, "first"), (x.shape[axis] - 1, "last")):
             sentence = f"that of the {words} row along axis {axis} is used for all"
-            spread = partial(spread_slice, axis=axis, place=position)
+            spread = partial(spread_slice, axis=axis, position=position)
             yield Variation(kind, sentence, then(spread))
 
 

@@ -90,9 +90,9 @@ def take_slices(value: Tensor, axis: int, order: Tensor) -> Tensor:
     return value.index_select(axis, order.to(value.device))
 
 
-def spread_slice(value: Tensor, axis: int, place: int) -> Tensor:
+def spread_slice(value: Tensor, axis: int, position: int) -> Tensor:
     """One slice of a tensor along an axis in the place of all."""
-    return value.narrow(axis, place, 1).expand(value.shape)
+    return value.narrow(axis, position, 1).expand(value.shape)
 
 
 def flat_padding(sizes: Iterable[int]) -> list[int]:
