@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paritas.core.execution.observation import storage_address as _address
+from paritas.core.time_limit import UNLIMITED, TimeLimit
 from paritas.core.torch_private.operators import (
     map_call,
     map_tensors,
@@ -307,7 +307,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __init__(
         self,
         *,
-        deadline: float = float("inf"),
+        limit: TimeLimit = UNLIMITED,
         keep: Collection[int] | None = None,
         room: int = 0,
         instead: Mapping[int, Mapping[int, Tensor]] | None = None,
@@ -316,7 +316,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         """Record nothing yet.
 
         Args:
-            deadline: when the run is ended with `OutOfTimeError`, by `time.monotonic`.
+            limit: the time for the run, which is ended with `OutOfTimeError`.
             keep: the values to keep whole; None for as many as there is room for.
             room: how many bytes of values to keep whole.
             instead: by the index of an operator and the place among its results: the value to
@@ -325,7 +325,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
                 same; its figures are not computed again.
         """
         self.trace = Trace()
-        self._deadline = deadline
+        self._limit = limit
         self._keep = None if keep is None else frozenset(keep)
         self._room = room
         self._instead = instead or {}
@@ -572,7 +572,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
     def before(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
         """Record what an operator reads, before it can write to it."""
-        if time.monotonic() > self._deadline:
+        if self._limit.is_over:
             raise OutOfTimeError
         operations = self.trace.operations
         if not in_backward():
