@@ -37,7 +37,7 @@ from paritas.core.execution.node_runs import (
     record_nodes,
     take_item,
     tap_captured,
-    tensors_in,
+    tensors_by_path,
 )
 from paritas.core.execution.observation import Observation, storage_address
 from paritas.core.execution.saved_state import RandomState
@@ -758,8 +758,10 @@ def _with_item(value: Any, path: ValuePath, item: Any) -> Any:
 
 def _gives_views(result: Any, values: Sequence[Any]) -> bool:
     """Whether a result shares the memory of an argument."""
-    memory = {storage_address(tensor) for value in values for _, tensor in tensors_in(value)}
-    return any(storage_address(result_tensor) in memory for _, result_tensor in tensors_in(result))
+    memory = {storage_address(tensor) for value in values for _, tensor in tensors_by_path(value)}
+    return any(
+        storage_address(result_tensor) in memory for _, result_tensor in tensors_by_path(result)
+    )
 
 
 def _copy_results(module: GraphModule) -> None:

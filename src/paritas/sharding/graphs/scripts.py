@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.operators.calls import tensors_in
 from paritas.core.placement.placement import Terms, bounds, name_of, split_values
 from paritas.core.reporting.scripts import (
     NoScriptError,
@@ -28,7 +27,7 @@ from paritas.core.reporting.scripts import (
 from paritas.core.results.findings import Status
 from paritas.core.results.items import ItemKind, Once, Partial, Replicate, Shard, after_call
 from paritas.core.torch_private.global_state import quietly
-from paritas.core.torch_private.operators import WIDE
+from paritas.core.torch_private.operators import WIDE, tensors_in
 from paritas.sharding.graphs.calls import CallValues, copy_values
 from paritas.sharding.graphs.checking import offers, prepare_call
 from paritas.sharding.graphs.operators import subject_of

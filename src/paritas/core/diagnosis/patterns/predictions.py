@@ -51,12 +51,12 @@ from paritas.core.diagnosis.patterns.written import changed_values, inner_mistak
 from paritas.core.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.core.diagnosis.second_look import holds_again
 from paritas.core.diagnosis.stating import INSIDE
-from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.operators import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -469,11 +469,11 @@ class Predictor:
     def _results_of(self, step: Step) -> list[Tensor]:
         """What an operator gives, in float64 if that is what the value in question is held to."""
         if self.case.candidate.dtype != torch.float64:
-            return tensors_of(step.run())
+            return tensors_in(step.run())
         values = Copier(widen=True).copy_tree(dict(step.values))
         with contextlib.suppress(*UNUSABLE):
-            return tensors_of(dataclasses.replace(step, values=values).run())
-        return tensors_of(step.run())
+            return tensors_in(dataclasses.replace(step, values=values).run())
+        return tensors_in(step.run())
 
     def _try_all(self, suggest: _Suggesting, limit: TimeLimit) -> tuple[int, list[Reproduction]]:
         """How many of these were tried in time, and those that reproduce the candidate."""
@@ -845,7 +845,7 @@ class Predictor:
             for variation in function_call_variations(self.call.function_step):
                 yield WHOLE, variation
         for position, step in self.steps:
-            if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
+            if len(self.steps) > 1 and not tensors_in(list(step.values.values())):
                 continue  # a number made inside of a call, such as what a mask becomes
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):
