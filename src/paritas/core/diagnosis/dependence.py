@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import HUGE, any_along, unravel
+from paritas.core.diagnosis.case import any_along, unravel
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.numerics.random_tensors import HUGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
