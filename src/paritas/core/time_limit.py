@@ -40,7 +40,8 @@ class TimeLimit:
 
     def begin(self, spent: float = 0.0) -> None:
         """Begin anew; `spent` seconds of the time are gone already."""
-        self._end = self._now() + self.seconds - spent
+        self._began = self._now() - spent
+        self._end = self._began + self.seconds
 
     @property
     def left(self) -> float:
@@ -49,8 +50,8 @@ class TimeLimit:
 
     @property
     def spent(self) -> float:
-        """The seconds that are over."""
-        return self.seconds - self.left
+        """The seconds since the beginning, of a limit without an end as well."""
+        return self._now() - self._began
 
     @property
     def is_over(self) -> bool:

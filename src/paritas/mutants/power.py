@@ -26,7 +26,7 @@ from paritas.core.results.findings import Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import count_things, list_first
-from paritas.core.time_limit import TimeLimit
+from paritas.core.time_limit import OutOfTime, TimeLimit
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import copy_graph, node_traits, returned_values
 from paritas.mutants.planting import (
@@ -558,10 +558,6 @@ def _untraced_work(program: FlatProgram) -> list[str]:
     return notes
 
 
-class _OutOfTimeError(Exception):
-    """The seconds are over."""
-
-
 @dataclasses.dataclass
 class _PowerSearch:
     """One program, and the faults planted in it so far."""
@@ -600,7 +596,7 @@ class _PowerSearch:
             self.noise = program_noise(self.program, self.seed)
             self._rewrite()
             self._plant()
-        except _OutOfTimeError:
+        except OutOfTime:
             self.stopped = "time"
         except KeyboardInterrupt:
             self.stopped = "interrupt"
@@ -755,7 +751,5 @@ class _PowerSearch:
 
     def _step(self, stage: str, done: int, total: int) -> None:
         """Report progress, and stop if the time is over."""
-        remaining_seconds = self.plan.limit.left
-        if remaining_seconds < 0:
-            raise _OutOfTimeError
-        self.show(Progress(stage, done, total, at_most=remaining_seconds))
+        self.plan.limit.require()
+        self.show(Progress(stage, done, total, at_most=self.plan.limit.left))
