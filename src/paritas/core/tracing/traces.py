@@ -25,6 +25,7 @@ from paritas.core.torch_private.operators import (
     map_call,
     map_tensors,
     takes_shape_only,
+    tensors_in,
     traits,
 )
 from paritas.core.torch_private.unseen_kernels import (
@@ -658,13 +659,11 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
     def _only_written(self, result: Any) -> list[Tensor]:
         """The tensors that the operator wrote to and does not return."""
-        returned: set[int] = set()
-        map_tensors(result, lambda tensor: returned.add(_address(tensor)))
+        returned = set(map(_address, tensors_in(result)))
         return [tensor for tensor in self._written if _address(tensor) not in returned]
 
     def _note_results(self, operation: Operation, result: Any) -> Iterator[int]:
-        results: list[Tensor] = []
-        map_tensors(result, results.append)
+        results = tensors_in(result)
         written = {_address(tensor) for tensor in self._written}
         for address in written:
             self._writes.setdefault(address, []).append(operation.index)
@@ -759,7 +758,7 @@ def written_tensors(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any
     written: list[Tensor] = []
     for mutate in traits(func).mutates:
         if isinstance(mutate, str):
-            map_tensors(kwargs.get(mutate), written.append)
+            written += tensors_in(kwargs.get(mutate))
         elif mutate < len(args):
-            map_tensors(args[mutate], written.append)
+            written += tensors_in(args[mutate])
     return written
