@@ -66,7 +66,7 @@ def prepared(name):
 
 
 def ours(name, seconds, folder):
-    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
     from paritas.shrinking.shrink import shrink
 
@@ -175,7 +175,7 @@ def judged(fault, candidate, program, best):
     """How many calls are left, and whether they show the failure that was asked about."""
     import dataclasses
 
-    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
 
     inputs = tuple(

@@ -26,10 +26,10 @@ from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpro
 import paritas
 from paritas.core.errors import UsageError
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.reporting.scripts import SHOWN
 from paritas.core.results.findings import Finding, OriginKind, Status
 from paritas.core.shrinking import NothingFailsError
+from paritas.core.time_limit import TimeLimit
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 

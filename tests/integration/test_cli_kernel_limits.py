@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.core.execution import time_limit
+from paritas.core import time_limit
 from paritas.kernels.called import CalledCandidate
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import types
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from click.testing import CliRunner
 import paritas
 from integration.dump_making import Making, values
 from paritas.app.cli import main
+from paritas.comparison import shrinking as comparison_shrinking
+from paritas.core import time_limit
 from paritas.shrinking import shrink as shrinking
 
 NET = """
@@ -212,6 +216,30 @@ def test_an_interruption_keeps_the_operator_as_small_as_it_is(
     assert result.exit_code == 130, result.output
     assert "script: out/repro.py" in result.stdout.splitlines()[-1]
     assert (net / "out" / "repro.py").exists()
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_search_whose_time_is_over_after_its_last_case_is_finished(
+    compared, untried, monkeypatch, spare
+):
+    """With `spare`, the time is over before the last case."""
+    now, tried = [0.0], []
+    cut = comparison_shrinking._part
+
+    def count_part(*args):
+        tried.append(args)
+        now[0] = 0.0 if len(tried) < last else 1000.0
+        return cut(*args)
+
+    last = math.inf
+    monkeypatch.setattr(comparison_shrinking, "_part", count_part)
+    monkeypatch.setattr(time_limit, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    assert comparison_shrinking.shrink_comparison(compared, compared / "out").ended
+    last = len(tried) - spare
+    tried.clear()
+    assert comparison_shrinking.shrink_comparison(compared, compared / "out").ended is not bool(
+        spare
+    )
 
 
 def test_the_diagnosis_is_in_the_table_and_the_report_of_compare(compared):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.time_limit import TimeLimit
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 from quality.faulty_compiler import setup

@@ -17,6 +17,7 @@ from paritas.core.compiled import locate_compiled
 from paritas.core.judging import failures
 from paritas.core.locating.places import Place
 from paritas.core.results.findings import OriginKind, PatternKind, Status, Verdict
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.dynamo import count_compiled_frames
 from paritas.verification import blocks, places
 from quality.faulty_backends import (
@@ -289,7 +290,7 @@ def test_a_search_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_time_is_kept_between_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locate_compiled, "is_over", lambda _: True)
+    monkeypatch.setattr(TimeLimit, "is_over", True)
     net = Net()
     verdict = paritas.verify([X], net, torch.compile(net, backend=sin_as_cos), FORWARD)
     assert not located(verdict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import types
 
 import pytest
 import torch
@@ -152,10 +151,10 @@ def test_threads_are_let_go_where_the_wait_for_them_is_interrupted(monkeypatch):
         if rank == 0:
             distributed.barrier()
 
-    def interrupted() -> float:
+    def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranks, "time", types.SimpleNamespace(monotonic=interrupted))
+    monkeypatch.setattr(ranks, "TimeLimit", interrupted)
     with pytest.raises(KeyboardInterrupt), ranks.RankThreads(2) as threads:
         threads.run(wait_for_rank_one, 600)
     assert not distributed.is_initialized()

@@ -16,11 +16,11 @@ from paritas.comparison.results_folder import COMPARISON_JSON, read_comparison
 from paritas.core.errors import UsageError
 from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.program import VALUE
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.numerics.checkers import AutomaticValueChecker
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.reporting.scripts import Script, ScriptValues, literal
 from paritas.core.shrinking import FolderShrinker, NothingFailsError, ShrinkReport, ShrinkSearch
+from paritas.core.time_limit import TimeLimit
 from paritas.formats.dumps.survey import RecordedCalls
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paritas.core.errors import UsageError
-from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.reporting.scripts import write
 from paritas.core.results.findings import Diagnosis
 from paritas.core.results.progress import Progress
 from paritas.core.results.report import Result
 from paritas.core.results.wording import count_things
+from paritas.core.time_limit import OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.core.execution.time_limit import TimeLimit
     from paritas.core.reporting.scripts import Script, WrittenScript
+    from paritas.core.time_limit import TimeLimit
 
 SCRIPT = "repro.py"
 # The share of the time reserved for running the script, and seconds that it needs to import torch
@@ -94,7 +94,7 @@ class ShrinkSearch:
             data=None if written.data_path is None else str(written.data_path),
             shows=written.shows,
             said=written.said,
-            seconds=self.limit.seconds - self.limit.left,
+            seconds=self.limit.spent,
             ended=self.ended,
             interrupted=self.interrupted,
             **facts,

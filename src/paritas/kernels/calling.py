@@ -21,6 +21,7 @@ from paritas.core.execution.observation import OUTPUT, input_tensors
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.bits import INTEGERS
 from paritas.core.numerics.contents import contents
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.messages import Measure, Measured
 from paritas.kernels.rows import KernelTiming
@@ -124,11 +125,11 @@ def _in_thread(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 def call_often(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call it again and again, for a while; what it raises, it raises in the next call, too."""
-    until = time.perf_counter() + _MOST_SECONDS
+    limit = TimeLimit(_MOST_SECONDS)
     with contextlib.suppress(Exception), torch.no_grad():
         for _ in range(_MOST_REPEATS):
             call(*args, **kwargs)
-            if time.perf_counter() > until:
+            if limit.is_over:
                 break
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from paritas.core.commands.options import (
     subject_source,
     write_json,
 )
+from paritas.core.time_limit import TimeLimit
 from paritas.kernels import PROMISES, KernelOptions
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _judge(
     """Judge it; `show` is called in place of that if the time limit passes without a report."""
     from paritas.kernels.servers import shared_server
 
-    began = time.monotonic()
+    limit = TimeLimit(options.seconds)
     # It imports torch at the same time as this process.
     shared_server()
     with progress() as tell:
@@ -172,7 +172,7 @@ def _judge(
         from paritas.kernels.judge import KernelJudge, unfinished_report
         from paritas.kernels.processes import LastResort
 
-        seconds = max(options.seconds - (time.monotonic() - began), _FEWEST_SECONDS)
+        seconds = max(limit.left, _FEWEST_SECONDS)
         options = dataclasses.replace(options, seconds=seconds)
         judge, doing = None, "starting"
 

@@ -13,10 +13,10 @@ from paritas.core.errors import UsageError
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs, usable_device
-from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.results.findings import Verdict, unverified
 from paritas.core.results.progress import Progress, shows_progress
+from paritas.core.time_limit import OutOfTime, TimeLimit
 from paritas.core.torch_private.global_state import quietly
 from paritas.kernels import KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
@@ -135,7 +135,7 @@ class KernelJudge:
         self._inputs = inputs
         self._task: KernelTask | None = None
         self._load()
-        self._spent = self.options.seconds - self.limit.left
+        self._spent = self.limit.spent
 
     def _load(self) -> None:
         """Load the reference, and make its inputs, unless that takes too long.
@@ -427,7 +427,7 @@ def unfinished_report(
         notes=tuple(dict.fromkeys(notes)),
         promises=tuple(sorted(judge.options.fixed)),
         strict=judge.options.strict,
-        seconds=round(judge.options.seconds - judge.limit.left, 3),
+        seconds=round(judge.limit.spent, 3),
     )
 
 

@@ -11,12 +11,12 @@ import msgspec
 
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.subjects import Inputs, VerifyConfig
-from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.judging.comparer import CollectedFindings
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, mismatch
 from paritas.core.results.items import Item, ItemKind, harness, output
 from paritas.core.results.progress import Progress
 from paritas.core.results.wording import count_things, list_first
+from paritas.core.time_limit import OutOfTime
 from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
@@ -132,7 +132,7 @@ class Judgement:
             smallest=smallest,
             script=script,
             strict=self.options.strict,
-            seconds=round(self.limit.seconds - self.limit.left, 3),
+            seconds=round(self.limit.spent, 3),
         )
 
     def _time_after_cases(self) -> float:

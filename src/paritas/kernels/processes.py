@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from paritas.core.execution.time_limit import OutOfTime
+from paritas.core.time_limit import OutOfTime
 from paritas.core.workers.channel import ChannelClosedError, MessageError
 from paritas.core.workers.starting import describe_end
 from paritas.core.workers.worker import Worker, start_worker
@@ -34,7 +34,7 @@ from paritas.kernels.wire import encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.time_limit import TimeLimit
     from paritas.core.workers.server import WorkerServer
     from paritas.kernels.messages import SideName
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +21,11 @@ from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectProgram
 from paritas.core.execution.subjects import Inputs, Subject, input_sets, inspect_subject
-from paritas.core.execution.time_limit import TimeLimit, TimeWatch
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.register import find_entry
+from paritas.core.time_limit import UNLIMITED, TimeLimit
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
@@ -303,7 +302,7 @@ class KernelTask:
         """Without a rehearsal, a reference that crashes ends this process."""
         self.side, self.device, self.seed = side, device, seed
         self._rehearsal = rehearsal
-        self._limit = limit or TimeLimit(math.inf)
+        self._limit = limit or UNLIMITED
         # Inputs that the task itself has made: their indices are valid.
         self._own_inputs: list[weakref.ref[Inputs]] = []
         self._below_autocast: tuple[Inputs, Observation] | None = None
@@ -564,13 +563,13 @@ class KernelTask:
 class _TimedProgram(SubjectProgram):
     """A reference whose lifted and perturbed runs end at the time limit."""
 
-    limit: TimeLimit = dataclasses.field(default_factory=lambda: TimeLimit(math.inf))
+    limit: TimeLimit = UNLIMITED
 
     def run(self, options: RunOptions) -> list[Observation]:
         self.limit.require()
         if options.mode is None:
             return super().run(options)
-        with TimeWatch(self.limit):
+        with _TimeWatch(self.limit):
             return super().run(options)
 
 
@@ -585,6 +584,27 @@ def _has_same_indices(tensors: dict[str, Tensor], given_tensors: dict[str, Tenso
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+class _TimeWatch(DispatchMode):
+    """Ends a run at the first operator after the time limit."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, limit: TimeLimit) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._limit = limit
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operator.
+
+        Raises:
+            OutOfTime: the time limit was reached.
+        """
+        self._limit.require()
+        return func(*args, **(kwargs or {}))
 
 
 class _ConversionWatch(DispatchMode):

@@ -8,6 +8,7 @@ import torch
 
 from paritas.core.execution.computable import as_computable, is_number, stored_as
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.numerics.random_tensors import redraw_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,20 +25,15 @@ def redraw_weights(module: nn.Module, seed: int) -> None:
     with torch.no_grad():
         for _, value in _iterate_named_tensors(module):
             if value.is_floating_point() and value.numel():
-                value.copy_(_redrawn(value, generator))
+                value.copy_(_redraw_weight(value, generator))
 
 
-def _redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
+def _redraw_weight(value: Tensor, generator: torch.Generator) -> Tensor:
     old = as_computable(value).cpu()
     if not is_number(value.dtype):
         order = torch.randperm(value.numel(), generator=generator)
         return stored_as(old.reshape(-1)[order].reshape(value.shape), value.dtype)
-    factor = 0.5 + torch.rand(value.shape, generator=generator)
-    shift = torch.randn(value.shape, generator=generator)
-    size = old.double().std() if old.numel() > 1 else old.double().abs().max()
-    is_positive = bool((old >= 0).all())
-    shift = shift.abs() / 10 if is_positive else shift * float(size) / 3
-    return stored_as(old * factor.to(old.dtype) + shift.to(old.dtype), value.dtype)
+    return stored_as(redraw_values(old, generator, keeps_choices=False), value.dtype)
 
 
 def _iterate_named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

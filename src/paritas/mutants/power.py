@@ -8,7 +8,6 @@ import gc
 import math
 import operator
 import random
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,6 +26,7 @@ from paritas.core.results.findings import Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import count_things, list_first
+from paritas.core.time_limit import OutOfTime, TimeLimit
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import copy_graph, node_traits, returned_values
 from paritas.mutants.planting import (
@@ -390,7 +390,7 @@ def power(inputs: Any, model: Callable[..., Any], options: PowerOptions) -> Powe
     shortage = "" if options.by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
     first_inputs, *others = input_sets(inputs)
     tell = options.on_progress or (lambda _: None)
-    plan = _Plan(options.faults, seed, time.monotonic(), options.seconds, tell)
+    plan = _Plan(options.faults, seed, TimeLimit(options.seconds), tell)
     rng = RandomState.now()
     try:
         torch.manual_seed(seed)
@@ -414,8 +414,7 @@ def power(inputs: Any, model: Callable[..., Any], options: PowerOptions) -> Powe
         notes.insert(0, f"by blocks because of memory: {shortage}")
     if others:
         notes.append(f"only the first of {len(others) + 1} sets of inputs was used")
-    spent = time.monotonic() - plan.began
-    return msgspec.structs.replace(report, notes=tuple(notes), seconds=spent)
+    return msgspec.structs.replace(report, notes=tuple(notes), seconds=plan.limit.spent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,19 +429,13 @@ class _Plan:
 
     faults: int
     seed: int
-    began: float
-    seconds: float
+    limit: TimeLimit
     show: Callable[[str], None]
     places: int | None = None
     rewrites: int = REWRITES
 
-    @property
-    def deadline(self) -> float:
-        return self.began + self.seconds
-
     def share(self, pieces_left: int, done: PowerReport, number: int) -> _Plan:
         """The plan of one of `pieces_left` more pieces: an equal share of what is still to do."""
-        now = time.monotonic()
 
         def part(planned_count: int, done_count: int) -> int:
             return max(0, math.ceil((planned_count - done_count) / pieces_left))
@@ -454,8 +447,7 @@ class _Plan:
             rewrites=part(REWRITES, len(done.reorderings)),
             # Another seed: few faults of the same kinds in every block would be all there is.
             seed=self.seed + 1009 * number,
-            began=now,
-            seconds=max(0.0, self.deadline - now) / pieces_left,
+            limit=TimeLimit(max(0.0, self.limit.left) / pieces_left),
         )
 
 
@@ -476,7 +468,7 @@ def _search_piece(piece: Piece, plan: _Plan) -> PowerReport:
     )
     places = Places(program, piece.model, piece.prefix)
     search = _PowerSearch(program, places, plan, piece.block)
-    search.run(plan.deadline)
+    search.run()
     return search.report()
 
 
@@ -490,7 +482,7 @@ def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
         share = plan.share(len(order) - number, done, number)
         if not share.faults:
             break
-        if not share.seconds or done.stopped == "interrupt":
+        if not share.limit.seconds or done.stopped == "interrupt":
             names = [cut.names[unreached_index] for unreached_index in order[number:]]
             why = "interrupted" if done.stopped == "interrupt" else "the time ran out"
             text = (
@@ -566,10 +558,6 @@ def _untraced_work(program: FlatProgram) -> list[str]:
     return notes
 
 
-class _OutOfTimeError(Exception):
-    """The seconds are over."""
-
-
 @dataclasses.dataclass
 class _PowerSearch:
     """One program, and the faults planted in it so far."""
@@ -583,7 +571,6 @@ class _PowerSearch:
     reorderings: list[Reordering] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     stopped: Literal["", "time", "interrupt"] = ""
-    deadline: float = math.inf
 
     def __post_init__(self) -> None:
         self.many, self.seed, self.show = self.plan.faults, self.plan.seed, self.plan.show
@@ -597,9 +584,8 @@ class _PowerSearch:
         self.scalable = [scalable[node_index] for node_index in order]
 
     @quietly()
-    def run(self, deadline: float) -> None:
+    def run(self) -> None:
         """Plant faults until all are done, the time is over, or the user stops it."""
-        self.deadline = deadline
         self.notes += _untraced_work(self.program)
         if not self.sites and not self.scalable:
             what = self.block or "the model"
@@ -610,7 +596,7 @@ class _PowerSearch:
             self.noise = program_noise(self.program, self.seed)
             self._rewrite()
             self._plant()
-        except _OutOfTimeError:
+        except OutOfTime:
             self.stopped = "time"
         except KeyboardInterrupt:
             self.stopped = "interrupt"
@@ -765,7 +751,5 @@ class _PowerSearch:
 
     def _step(self, stage: str, done: int, total: int) -> None:
         """Report progress, and stop if the time is over."""
-        remaining_seconds = self.deadline - time.monotonic()
-        if remaining_seconds < 0:
-            raise _OutOfTimeError
-        self.show(Progress(stage, done, total, at_most=remaining_seconds))
+        self.plan.limit.require()
+        self.show(Progress(stage, done, total, at_most=self.plan.limit.left))

@@ -598,10 +598,8 @@ def _build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) 
     import torch
 
     from paritas.core.candidates.loading import resolve
-    from paritas.core.candidates.makers import call_user, move_leaf
+    from paritas.core.candidates.makers import call_user, move_target
     from paritas.core.errors import UsageError
-    from paritas.core.execution.subjects import usable_device
-    from paritas.core.numerics.contents import map_leaves
 
     plan = options.plan if options.plan in NAMED_PLANS else _find_plan(options.plan)
     loss = None if options.loss is None else resolve(options.loss, "--loss")
@@ -612,14 +610,13 @@ def _build_parallel(factory: str, options: ParallelOptions, here: Ranks | None) 
             f"FACTORY {factory!r} returned a model of type {type(model).__name__}; a parallel plan "
             "needs a torch.nn.Module"
         )
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    model, inputs = move_target(model, inputs, options.device, options.dtype)
     narrow = None if options.compute_dtype is None else getattr(torch, options.compute_dtype)
-    device = None if options.device is None else usable_device(options.device)
     world = 2 if here is None else here.world
     return {
-        "model": model.to(device=device, dtype=dtype),
+        "model": model,
         "plan": plan,
-        "inputs": map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype)),
+        "inputs": inputs,
         "mesh": world if options.mesh is None else options.mesh,
         "loss": loss,
         "optimizer": optimizer,

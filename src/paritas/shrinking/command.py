@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from paritas.core.commands.scripts import ScriptProgram
     from paritas.core.execution.compilation import Candidate
-    from paritas.core.execution.time_limit import TimeLimit
     from paritas.core.shrinking import FolderShrinker, ShrinkReport
+    from paritas.core.time_limit import TimeLimit
     from paritas.shrinking.programs import FailingProgram
 
 
@@ -174,7 +174,7 @@ def _shrink_factory(
     """Shrink the compiled form of the user's model."""
     from paritas.core.candidates.makers import build_reference
     from paritas.core.execution.compilation import Candidate
-    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.time_limit import TimeLimit
     from paritas.core.torch_private.dynamo import find_backend
     from paritas.shrinking.sources import capture_programs
 
@@ -197,10 +197,10 @@ def _shrink_script(
     from paritas.core.commands.scripts import run_program
     from paritas.core.compiled.guard import GuardEverywhere
     from paritas.core.compiled.guard_settings import GuardSettings
-    from paritas.core.execution.time_limit import TimeLimit
     from paritas.core.judging.failures import FailedGraph, recall_failed
     from paritas.core.results.wording import headline
     from paritas.core.shrinking import NothingFailsError
+    from paritas.core.time_limit import TimeLimit
     from paritas.shrinking.sources import programs_of
 
     tell(f"running {program.target}")

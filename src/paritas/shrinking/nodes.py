@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import numbers
 import operator
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -488,9 +487,8 @@ class _NodeReduction:
         def shows(names: list[str]) -> bool:
             return self._part([by_name[name] for name in names]) is not None
 
-        deadline = time.monotonic() + self.oracle.limit.left
         names = [node.name for node in self.calls if node in set(nodes)]
-        smallest = minimise(names, shows, deadline)
+        smallest = minimise(names, shows, self.oracle.limit)
         return self._part([by_name[name] for name in smallest]) or self.program
 
 

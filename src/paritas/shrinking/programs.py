@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from paritas.core.execution.compilation import Candidate
-    from paritas.core.execution.time_limit import TimeLimit
     from paritas.core.results.findings import Diagnosis, Finding
+    from paritas.core.time_limit import TimeLimit
 
 
 # --- Program, candidate and signature -------------------------------------------------------------

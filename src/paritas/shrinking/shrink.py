@@ -18,7 +18,6 @@ import torch
 from paritas.core.compiled.locate import REMEDY_SWITCHES
 from paritas.core.errors import UsageError
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.reporting.scripts import (
     Script,
     ScriptValues,
@@ -29,6 +28,7 @@ from paritas.core.reporting.scripts import (
 from paritas.core.results.findings import Aspect, Diagnosis, Status
 from paritas.core.results.wording import count_things
 from paritas.core.shrinking import NothingFailsError, ShrinkReport, ShrinkSearch
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.named_operators import is_operator, registering_module
 from paritas.shrinking.nodes import (
     SIZES,

@@ -13,11 +13,11 @@ from paritas.core.execution.observation import RunConditions
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import Copier, RandomState
 from paritas.core.execution.subjects import input_sets, inspect_subject
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.judging.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
 from paritas.core.register import find_entry
 from paritas.core.reporting.scripts import NoScriptError, find_name, literal
 from paritas.core.results.progress import shows_progress
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.dynamo import (
     backends_of,
     dynamic_of,

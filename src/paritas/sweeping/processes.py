@@ -27,6 +27,7 @@ from paritas.core import transformers_library
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.results.progress import clock_words
 from paritas.core.results.wording import size
+from paritas.core.time_limit import TimeLimit
 from paritas.core.workers.channel import ChannelClosedError, MessageError
 from paritas.core.workers.inside import Program
 from paritas.core.workers.server import LostServerError, ServedProcess, WorkerServer
@@ -198,13 +199,13 @@ class _Run:
     def __init__(self, task: RunTask, worker: Worker, memory: int) -> None:
         self._task, self._worker = task, worker
         self._began = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        self._start = time.monotonic()
+        self._time = TimeLimit(task.seconds)
+        self._last_words = TimeLimit(_LAST_WORDS_SECONDS)
         self._seconds = 0.0
         self._limit, self._memory = memory, 0
         self._stage = "starting"
         self._result: RunMessage | None = None
         self._stopped: RunEnd | None = None
-        self._aborted_at = 0.0
         self._code = 0
 
     def watch(self) -> None:
@@ -216,7 +217,7 @@ class _Run:
             else:
                 time.sleep(_END_SECONDS)
             self._stop_beyond_limits()
-        self._code, self._seconds = code, time.monotonic() - self._start
+        self._code, self._seconds = code, self._time.spent
         while is_open and self._worker.channel.has_content():
             is_open = self._listen(0)
 
@@ -242,11 +243,12 @@ class _Run:
         return True
 
     def _stop_beyond_limits(self) -> None:
-        process, now = self._worker.process.pid, time.monotonic()
-        if self._stopped is RunEnd.TIMED_OUT and now > self._aborted_at + _LAST_WORDS_SECONDS:
+        process = self._worker.process.pid
+        if self._stopped is RunEnd.TIMED_OUT and self._last_words.is_over:
             kill_group(process)
-        elif self._stopped is None and now > self._start + self._task.seconds:
-            self._stopped, self._aborted_at = RunEnd.TIMED_OUT, now
+        elif self._stopped is None and self._time.is_over:
+            self._stopped = RunEnd.TIMED_OUT
+            self._last_words.begin()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGABRT)  # it writes a traceback to its log
         elif self._stopped is None:

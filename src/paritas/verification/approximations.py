@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -349,7 +348,7 @@ class _Search:
             verify_rng=False,
             verify_double_backward=call.config.verify_double_backward if asks_second else False,
         )
-        self.deadline = min(call.deadline, time.monotonic() + MOST_SECONDS)
+        self.limit = call.limit.shorten(MOST_SECONDS)
         self.trials: list[Trial] = []
         # What is beyond the noise in float64: from then on, inputs are only looked for to show it.
         self.beyond: Trial | None = None
@@ -410,7 +409,7 @@ class _Search:
         count, last = 0, 10**6
         for trial in trials:
             count += 1
-            if time.monotonic() > self.deadline and count <= self.planned:
+            if self.limit.is_over and count <= self.planned:
                 if self.beyond is not None:
                     break
                 return _Outcome(reason=f"the time was over after {count} inputs")
@@ -464,7 +463,7 @@ class _Search:
                 yield self._try(similar_case, words)
         self.planned = 0
         for _ in range(STEPS if self.similar.free_paths else 0):
-            if time.monotonic() > self.deadline:
+            if self.limit.is_over:
                 return
             usable = [t for t in self.trials if not t.weights and not t.is_weaker]
             best = sorted(usable, key=lambda t: -t.ratio)

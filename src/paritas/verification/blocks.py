@@ -12,7 +12,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +45,7 @@ from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.core.results.progress import Progress
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.dynamo import backends_of, original_of, undo_compile
 from paritas.core.torch_private.tensors import is_out_of_memory
 from paritas.verification.approximations import settle_and_locate
@@ -207,7 +207,7 @@ class BlocksCheck:
         self.config = dataclasses.replace(config, raise_on_mismatch=False)
         self.tell = tell
         self.failed: list[FailedPair] = []
-        self.located_until: float | None = None
+        self.search_limit: TimeLimit | None = None
 
     def run(self, inputs: Inputs, number: int = 0) -> Verdict:
         """Check one set of inputs; `number` is its number if there are several."""
@@ -501,10 +501,10 @@ class _OneCheck:
 
     def _failed_call(self, verification: Verification, verdict: Verdict) -> FailedCall:
         """The call of a piece; all pieces share the time for the search."""
-        if self.check.located_until is None:
-            self.check.located_until = time.monotonic() + self.config.locate_seconds
+        if self.check.search_limit is None:
+            self.check.search_limit = TimeLimit(self.config.locate_seconds)
         call = verification.failed_call(verdict)
-        return dataclasses.replace(call, deadline=self.check.located_until, tell=self.check.tell)
+        return dataclasses.replace(call, limit=self.check.search_limit, tell=self.check.tell)
 
     def _take(self, verdict: Verdict, piece: _Piece, names: Mapping[str, str]) -> None:
         """Take the findings of a piece, under its name."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from paritas.core.errors import in_one_line
-from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.judging.failures import without_kind
 from paritas.core.judging.pairs import Ruling, reconsider
-from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
+from paritas.core.locating.places import LONGER, FailedCall, Place
 from paritas.core.results.progress import Progress
+from paritas.core.time_limit import OutOfTime, TimeLimit
 
 if TYPE_CHECKING:
     from paritas.core.results.findings import Finding, Status, Verdict
@@ -35,7 +34,7 @@ def locate_failure(call: FailedCall) -> Place:
 
     compiled_place = locate_compiled(call)
     written = as_written(call)
-    if compiled_place.findings or written is None or is_over(call):
+    if compiled_place.findings or written is None or call.limit.is_over:
         return compiled_place
     source = _locate_in_source(written)
     return source if source.findings else compiled_place
@@ -60,14 +59,15 @@ def find_place(call: FailedCall) -> Place | None:
     """Look for where a failed call goes wrong, within the time for it; None if there is none.
 
     Nothing is raised, whatever happens during the search: the verdict is known already. The time
-    limit is that of the configuration, and the deadline of the call if that is earlier.
+    limit is that of the configuration, and that of the call if less of it is left.
     """
-    seconds = min(call.config.locate_seconds, call.deadline - time.monotonic())
+    limit = call.limit.shorten(call.config.locate_seconds)
+    seconds = limit.seconds
     if seconds <= 0 or not call.failures:
         return None
     if call.is_interrupted:
         return Place(reason="the search was interrupted", is_interrupted=True)
-    call = dataclasses.replace(call, deadline=time.monotonic() + seconds)
+    call = dataclasses.replace(call, limit=limit)
     call.tell(Progress(f"looking for where it starts (at most {seconds:g} s)", at_most=seconds))
     try:
         with TimeLimit((1 + _GRACE) * seconds).interrupting():

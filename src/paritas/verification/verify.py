@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -43,6 +42,7 @@ from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, agr
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.wording import size
+from paritas.core.time_limit import UNLIMITED
 from paritas.core.torch_private.dynamo import reuses_outputs, room_for_entries
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.operators import WIDE
@@ -535,7 +535,7 @@ class Verification:
             config=self.config,
             conditions=later if asks_later else self.conditions,
             failures=tuple(failures),
-            deadline=math.inf,
+            limit=UNLIMITED,
             tell=self.tell,
             compared=self.compared,
             is_interrupted=self.is_interrupted,

@@ -2,7 +2,7 @@ import torch
 from torch import fx
 
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.time_limit import TimeLimit
 from paritas.shrinking.nodes import islands, record_values
 from paritas.shrinking.programs import FailingProgram
 from paritas.shrinking.shrink import shrink

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.results.findings import Aspect, Diagnosis, Pattern, Status
+from paritas.core.time_limit import TimeLimit
 from paritas.shrinking.programs import (
     FailureSignature,
     Oracle,

@@ -1,6 +1,7 @@
 """All checks of `paritas doctor`.
 
-Imports no torch: checks that involve torch run in a process of their own.
+Imports no torch: checks that involve torch run in a process of their own. It is no worker of
+`core/workers`, which are sent messages by msgspec: this must also work where msgspec is broken.
 """
 
 from __future__ import annotations

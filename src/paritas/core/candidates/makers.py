@@ -61,14 +61,25 @@ def build_reference(
 
     With `model_alone`, a factory may return a model without inputs.
     """
-    device = None if options.device is None else usable_device(options.device)
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
     model, inputs = call_user(
         factory, options.inputs, SEED, train=options.train, model_alone=model_alone
     )
     if isinstance(model, torch.nn.Module):
-        model = model.train(options.train).to(device=device, dtype=dtype)
-    return model, map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype))
+        model.train(options.train)
+    return move_target(model, inputs, options.device, options.dtype)
+
+
+def move_target(model: Any, inputs: Any, device: str | None, dtype: str | None) -> tuple[Any, Any]:
+    """A model and its inputs on a device and in a dtype; None leaves them where and as they are.
+
+    Raises:
+        UsageError: the device cannot be used here.
+    """
+    to_device = None if device is None else usable_device(device)
+    to_dtype = None if dtype is None else getattr(torch, dtype)
+    if isinstance(model, torch.nn.Module):
+        model = model.to(device=to_device, dtype=to_dtype)
+    return model, map_leaves(inputs, lambda leaf: _move_leaf(leaf, to_device, to_dtype))
 
 
 def build_or_load(target: str, options: BuildOptions) -> tuple[Any, Any]:
@@ -86,7 +97,7 @@ def build_or_load(target: str, options: BuildOptions) -> tuple[Any, Any]:
         )
     device = usable_device(options.device or "cpu")
     program = move_to_device_pass(program, device)
-    args, kwargs = map_leaves(program.example_inputs, lambda leaf: move_leaf(leaf, device, None))
+    args, kwargs = map_leaves(program.example_inputs, lambda leaf: _move_leaf(leaf, device, None))
     return program.module(), Inputs(args, kwargs)
 
 
@@ -173,7 +184,7 @@ def _from_function(model: Any, spec: str) -> Callable[..., Any]:
     return candidate
 
 
-def move_leaf(leaf: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
+def _move_leaf(leaf: Any, device: torch.device | None, dtype: torch.dtype | None) -> Any:
     """An input where the model is: floating ones in its dtype, others only on its device."""
     if not isinstance(leaf, torch.Tensor) or (device is None and dtype is None):
         return leaf

@@ -8,11 +8,12 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     import threading
@@ -95,12 +96,12 @@ class Meeting:
     def collect(self, seconds: float, hurried: threading.Event) -> dict[int, bytes]:
         """The reports of the other ranks that arrive in time."""
         others = [rank for rank in self.ranks.here if rank != self.ranks.rank]
-        start, noticed = time.monotonic(), False
-        while time.monotonic() < start + seconds and not hurried.is_set():
+        limit, noticed = TimeLimit(seconds), False
+        while not limit.is_over and not hurried.is_set():
             missing = [rank for rank in others if not self._file(rank).exists()]
             if not missing:
                 break
-            if not noticed and time.monotonic() > start + _NOTICE_AFTER_SECONDS:
+            if not noticed and limit.spent > _NOTICE_AFTER_SECONDS:
                 noticed = True
                 listed = ", ".join(map(str, missing))
                 click.echo(f"waiting up to {seconds:g} s for the report of rank {listed}", err=True)
@@ -111,9 +112,9 @@ class Meeting:
 
     def wait_until_closed(self, seconds: float, hurried: threading.Event) -> bool:
         """Whether the merging rank read the reports in time."""
-        deadline = time.monotonic() + seconds
+        limit = TimeLimit(seconds)
         while self.folder.exists():
-            if time.monotonic() >= deadline or hurried.is_set():
+            if limit.is_over or hurried.is_set():
                 return False
             hurried.wait(_MEETING_POLL_SECONDS)
         return True

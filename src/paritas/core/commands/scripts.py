@@ -12,7 +12,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +20,7 @@ import click
 
 from paritas.core.commands.options import INTERRUPTED
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -269,10 +269,10 @@ def _leave_threads() -> None:
 
 def _wait_for_work(there: frozenset[threading.Thread]) -> None:
     """Wait for new threads that are working, up to a limit."""
-    deadline = time.monotonic() + _WORK_SECONDS
+    limit = TimeLimit(_WORK_SECONDS)
     while working := [thread for thread in threading.enumerate() if _is_at_work(thread, there)]:
         working[0].join(_POLL_SECONDS)
-        if time.monotonic() > deadline:
+        if limit.is_over:
             names = ", ".join(thread.name for thread in working)
             click.echo(
                 f"stopped waiting for threads that the script left running: {names}", err=True

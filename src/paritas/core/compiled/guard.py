@@ -17,8 +17,8 @@ from paritas.core.compiled.guard_settings import (
     EverywhereOptions,
     GuardOptions,
     GuardSettings,
-    check_deadline,
     is_enabled,
+    require_time,
 )
 from paritas.core.compiled.guarded_calls import GuardJournal
 from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, LoweredSuspect
@@ -99,7 +99,7 @@ class Guard:
         """
         if not self.enabled or not computes_tensors(graph):
             return self.backend.compile(graph, example_inputs, **options)
-        check_deadline(self.settings.deadline)
+        require_time(self.settings.limit)
         number = self.journal.next_capture()
         if self.backend.is_inductor:
             return self._guard_lowered(graph, example_inputs, number, options)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import math
 import os
 import random
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.errors import UsageError
+from paritas.core.time_limit import UNLIMITED, TimeLimit
 from paritas.core.torch_private.arrival import on_first_compile
 
 if TYPE_CHECKING:
@@ -82,14 +81,14 @@ class GuardSettings(GuardSwitches):
 
     Attributes:
         seed: the seed of the perturbed runs.
-        deadline: for a guard that only looks for the first wrong operator: when that must have
-            ended, by `time.monotonic`. The program is then stopped by a `SearchOverError`.
+        limit: for a guard that only looks for the first wrong operator: the time for it. The
+            program is then stopped by a `SearchOverError`.
         lifted_agrees: for such a guard: whether the fault vanishes if the program runs in float64,
             if that is known.
     """
 
     seed: int = 0
-    deadline: float = math.inf
+    limit: TimeLimit = UNLIMITED
     lifted_agrees: bool | None = None
 
 
@@ -131,9 +130,9 @@ class SearchOverError(Exception):
     """The time for a search is over. It ends the search and never reaches the user."""
 
 
-def check_deadline(deadline: float) -> None:
-    """Raise `SearchOverError` if it has passed."""
-    if time.monotonic() >= deadline:
+def require_time(limit: TimeLimit) -> None:
+    """Raise `SearchOverError` if none is left."""
+    if limit.is_over:
         raise SearchOverError
 
 

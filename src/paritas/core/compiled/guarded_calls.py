@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.core.compiled.guard_settings import GuardSettings, Schedule, check_deadline
+from paritas.core.compiled.guard_settings import GuardSettings, Schedule, require_time
 from paritas.core.errors import MismatchError, ParityWarning, in_one_line
 from paritas.core.execution.differences import PairDifference, all_equal, differences
 from paritas.core.execution.item_evidence import ItemEvidence
@@ -549,7 +549,7 @@ class GuardedCode:
 
     def is_due(self, args: Any, *, draws: bool) -> bool:
         """Count a call; return whether to check it. `draws`: the graph draws random numbers."""
-        check_deadline(self.settings.deadline)
+        require_time(self.settings.limit)
         self.journal.count_call(self.entry)
         with self._lock:
             due = self.schedule.due(tuple(value for value in args if isinstance(value, int)))

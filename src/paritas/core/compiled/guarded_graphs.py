@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from paritas.core.compiled.gradient_watch import GradientWatch
-from paritas.core.compiled.guard_settings import check_deadline
+from paritas.core.compiled.guard_settings import require_time
 from paritas.core.compiled.guarded_calls import (
     OTHERS_DRAW,
     GuardedCode,
@@ -595,7 +595,7 @@ class GuardedCapture(GuardedCode):
             besides: side effects of the backward pass; the reference's has none.
             rng_after: the random generators after the call itself.
         """
-        check_deadline(self.settings.deadline)
+        require_time(self.settings.limit)
         draws = self.reference.draws
         threads, now = ThreadTimes.now(), RandomState.now()
         code = self.backward

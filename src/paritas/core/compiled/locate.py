@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import operator
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from paritas.core.compiled.guard_settings import SearchOverError, check_deadline
+from paritas.core.compiled.guard_settings import SearchOverError, require_time
 from paritas.core.compiled.passes import check_graph_passes
 from paritas.core.errors import in_one_line
 from paritas.core.execution.graph_runs import copy_arguments
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.core.compiled.guarded_graphs import LoweredSuspect
+    from paritas.core.time_limit import TimeLimit
 
 
 # --- A graph from below AOTAutograd ---------------------------------------------------------------
@@ -458,10 +458,10 @@ def find_smallest_set(suspect: LoweredSuspect, seconds: float) -> list[str]:
 
     if not names or not shows(names):
         return []
-    return minimise(names, shows, min(time.monotonic() + seconds, suspect.settings.deadline))
+    return minimise(names, shows, suspect.settings.limit.shorten(seconds))
 
 
-def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
+def minimise(items: list[str], shows: Callable[[list[str]], bool], limit: TimeLimit) -> list[str]:
     """Delta debugging: drop ever smaller parts as long as `shows` is true for the rest."""
     answers: dict[tuple[str, ...], bool] = {}
 
@@ -472,10 +472,10 @@ def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: flo
         return answers[key]
 
     parts = 2
-    while len(items) > 1 and time.monotonic() < deadline:
+    while len(items) > 1 and not limit.is_over:
         size = max(1, -(-len(items) // parts))
         pieces = [items[start : start + size] for start in range(0, len(items), size)]
-        smaller = _first_that_shows(items, pieces, still, deadline)
+        smaller = _first_that_shows(items, pieces, still, limit)
         if smaller is not None:
             parts = 2 if len(smaller) <= size else max(2, parts - 1)
             items = smaller
@@ -490,12 +490,12 @@ def _first_that_shows(
     items: list[str],
     pieces: list[list[str]],
     still: Callable[[list[str]], bool],
-    deadline: float,
+    limit: TimeLimit,
 ) -> list[str] | None:
     alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (smaller pieces rarely show it)
     rests = [[item for item in items if item not in piece] for piece in pieces]
     for part in (*alone, *rests):
-        if time.monotonic() >= deadline:
+        if limit.is_over:
             return None
         if len(part) < len(items) and still(part):
             return part
@@ -535,7 +535,7 @@ def run_variant(
     Raises:
         SearchOverError: there is no time left for it.
     """
-    check_deadline(suspect.settings.deadline)
+    require_time(suspect.settings.limit)
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     arguments = copy_arguments(suspect.runs.program.kept)
     observation = Observation(rng_before=suspect.runs.program.rng)

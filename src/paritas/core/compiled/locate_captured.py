@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +37,7 @@ from paritas.core.execution.node_runs import (
     record_nodes,
     take_item,
     tap_captured,
-    tensors_in,
+    tensors_by_path,
 )
 from paritas.core.execution.observation import Observation, storage_address
 from paritas.core.execution.saved_state import RandomState
@@ -155,7 +154,7 @@ class _Search:
     def __init__(self, suspect: CapturedSuspect) -> None:
         self.suspect = suspect
         self.program = suspect.runs.program
-        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.settings.deadline)
+        self.limit = suspect.settings.limit.shorten(SECONDS_FOR_PARTS)
         self.run: GraphRun = record_nodes(self.program)
         self.graph = self.program.reference.graph
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
@@ -238,7 +237,7 @@ class _Search:
         if len(readers) + len(ends) < 2:  # noqa: PLR2004  (nobody reads it after that)
             return None
         for node in readers:
-            if self.run.nodes[node.name].wrote or time.monotonic() > self.deadline:
+            if self.run.nodes[node.name].wrote or self.limit.is_over:
                 continue
             with self._showing_nothing_if_it_fails():
                 part = self._part_alone(node)
@@ -489,7 +488,7 @@ class _Search:
         nodes = {node.name: node for node in program.reference.module.graph.nodes}
         values = self._values_in_forward_pass()
         for use, backend_gradient in gradients.items():
-            if use.reader not in arrived or time.monotonic() > self.deadline:
+            if use.reader not in arrived or self.limit.is_over:
                 continue
             call = NodeCall.in_run(program.reference.module, nodes[use.reader], self.run, values)
             gradient = NodeGradient(call, use.source, arrived[use.reader])
@@ -521,7 +520,7 @@ class _Search:
 
         start = -1
         end = next(filter(fails, [*self.suspicious[:1], len(self.calls) - 1]), start)
-        while end - start > 1 and time.monotonic() < self.deadline:
+        while end - start > 1 and not self.limit.is_over:
             middle = end - 1 if end in self.suspicious else (start + end) // 2
             start, end = (start, middle) if fails(middle) else (middle, end)
         if end == start:
@@ -621,7 +620,7 @@ class _Search:
 
     def _first_wrong_alone(self, nodes: Sequence[Node]) -> Finding | None:
         for node in nodes:
-            if time.monotonic() > self.deadline:
+            if self.limit.is_over:
                 return None
             worst = self._failure_alone(node)
             if worst is not None:
@@ -759,8 +758,10 @@ def _with_item(value: Any, path: ValuePath, item: Any) -> Any:
 
 def _gives_views(result: Any, values: Sequence[Any]) -> bool:
     """Whether a result shares the memory of an argument."""
-    memory = {storage_address(tensor) for value in values for _, tensor in tensors_in(value)}
-    return any(storage_address(result_tensor) in memory for _, result_tensor in tensors_in(result))
+    memory = {storage_address(tensor) for value in values for _, tensor in tensors_by_path(value)}
+    return any(
+        storage_address(result_tensor) in memory for _, result_tensor in tensors_by_path(result)
+    )
 
 
 def _copy_results(module: GraphModule) -> None:

@@ -19,8 +19,7 @@ from paritas.core.errors import in_one_line
 from paritas.core.execution.observation import RunOptions
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.subjects import inspect_subject
-from paritas.core.execution.time_limit import OutOfTime
-from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
+from paritas.core.locating.places import LONGER, FailedCall, Place
 from paritas.core.results.findings import (
     Aspect,
     Finding,
@@ -31,6 +30,7 @@ from paritas.core.results.findings import (
     starting_place,
 )
 from paritas.core.results.wording import count_things
+from paritas.core.time_limit import OutOfTime
 from paritas.core.torch_private.compile_time import quick_compiles
 from paritas.core.torch_private.dynamo import (
     backend_name,
@@ -56,14 +56,14 @@ def locate_compiled(call: FailedCall) -> Place:
     """Run a compiled candidate with its graphs guarded, and return where they go wrong."""
     reason = ""
     for way in _ways(call):
-        if is_over(call):
+        if call.limit.is_over:
             break
         call.tell(f"checking the candidate graph by graph{way.words}")
         journal = _read_journal(call, *_run_guarded(call, way))
         if journal.findings:
             return _with_places_of_gradients(call, journal, way)
         reason = reason or journal.reason
-    if is_over(call):
+    if call.limit.is_over:
         seconds = call.config.locate_seconds
         return Place(reason=f"the {seconds:g} seconds for the search were over", command=LONGER)
     return Place(reason=reason, command="verdict.shrink() in Python, or the command paritas shrink")
@@ -147,7 +147,7 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
         check_passes=way.checks_passes,
         strict=call.config.strict,
         seed=call.config.seed,
-        deadline=call.deadline,
+        limit=call.limit,
         lifted_agrees=None if way.is_wide else _lifted_agrees(call),
     )
     conditions = dataclasses.replace(
@@ -183,7 +183,7 @@ def _with_places_of_gradients(call: FailedCall, forward_place: Place, way: _Way)
     """
     if (
         way.gradients
-        or is_over(call)
+        or call.limit.is_over
         or not any(finding.item.kind.is_of_backward for finding in call.failures)
     ):
         return forward_place

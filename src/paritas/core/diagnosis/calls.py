@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.tapes import Tape, check_alike, copy_arguments, is_within, tensors_of
+from paritas.core.diagnosis.tapes import Tape, check_alike, copy_arguments, is_within
 from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.core.operators.catalogue import operators_of
@@ -35,6 +35,7 @@ from paritas.core.torch_private.operators import (
     out_of_place,
     own_default,
     signature_of,
+    tensors_in,
     traits,
 )
 
@@ -169,7 +170,7 @@ class LiveCall:
     def items(self) -> list[Tensor]:
         """The tensors among which it picks one, or all that it returns."""
         if self.target is operator.getitem and not isinstance(self.args[0], torch.Tensor):
-            return tensors_of(self.args[0])
+            return tensors_in(self.args[0])
         return self.results(wide=False)
 
     @functools.cached_property
@@ -195,7 +196,7 @@ class LiveCall:
     def can_be_scouted(self) -> bool:
         """Whether a fork of this process can run it."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
-        return can_scout(tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
+        return can_scout(tensors_in([self.args, list(self.kwargs.values()), list(state.values())]))
 
     @property
     def is_safe_here(self) -> bool:
@@ -266,7 +267,7 @@ class LiveCall:
     @property
     def floating(self) -> list[Tensor]:
         """The floating-point tensors among its arguments, in their order."""
-        tensors = tensors_of([self.args, list(self.kwargs.values())])
+        tensors = tensors_in([self.args, list(self.kwargs.values())])
         return [tensor for tensor in tensors if tensor.is_floating_point()]
 
     def with_floating(self, values: Sequence[Tensor]) -> LiveCall:
@@ -364,10 +365,10 @@ class LiveCall:
         with torch.no_grad(), quietly():
             if not wide:
                 with mode:
-                    return tensors_of(target(*args, **kwargs))
+                    return tensors_in(target(*args, **kwargs))
             default = own_default()
             with LiftMode(default, default), mode:
-                return tensors_of(target(*args, **kwargs))
+                return tensors_in(target(*args, **kwargs))
 
     @functools.cached_property
     def _tape(self) -> Tape | None:
@@ -528,7 +529,7 @@ class _Changer(DispatchMode):
         copied = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
         changed = self.change(Step(func, bind_arguments(func, *copied)))
         right = func(*args, **kwargs)
-        check_alike(tensors_of(right), tensors_of(changed))
+        check_alike(tensors_in(right), tensors_in(changed))
         if isinstance(right, torch.Tensor) and any(right is value for value in args):
             return right.copy_(changed)  # what comes next reads what was written to
         return changed

@@ -18,6 +18,7 @@ import torch
 
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
+from paritas.core.numerics.random_tensors import HUGE
 from paritas.core.placement.meshes import coordinate_of, lines_along
 from paritas.core.results.findings import Pattern
 
@@ -39,8 +40,6 @@ _OVERLOADED = ("aten", "prims")
 # How many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
-# A value beyond this is what a mask writes, such as the lowest float32, and as good as infinite.
-HUGE = 1e30
 
 
 class InnerValues(Protocol):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import HUGE, any_along, unravel
+from paritas.core.diagnosis.case import any_along, unravel
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.numerics.random_tensors import HUGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from paritas.core.diagnosis.case import Context
     from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.time_limit import TimeLimit
 
 # The time for all experiments at one place.
 SECONDS = 2.0
@@ -48,26 +49,18 @@ class Laboratory:
     Attributes:
         runs: the programs.
         names: of their operands.
+        limit: the time for it.
         calls: how often the candidate was called.
     """
 
-    def __init__(self, runs: PlaceRuns, names: Sequence[str], deadline: float) -> None:
+    def __init__(self, runs: PlaceRuns, names: Sequence[str], limit: TimeLimit) -> None:
         self.runs = runs
         self.names = list(names)
         self.operands = runs.operands
         self.calls = 0
-        self._deadline = deadline
+        self.limit = limit
         self._draw = torch.Generator().manual_seed(0)
         self._wholes: dict[int, Effect | None] = {}
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() > self._deadline
-
-    def grant(self, seconds: float) -> None:
-        """More time."""
-        self._deadline += seconds
 
     def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for other operands; None if one of them cannot be computed."""
@@ -80,12 +73,12 @@ class Laboratory:
         changed[number] = value
         return changed
 
-    def with_operands(self, operands: tuple[Tensor, ...], deadline: float) -> Laboratory | None:
+    def with_operands(self, operands: tuple[Tensor, ...], limit: TimeLimit) -> Laboratory | None:
         """The same with other operands; None if nothing is wrong with these."""
         pair = self.both(operands)
         if pair is None or are_close(*pair):
             return None
-        return Laboratory(self.runs.with_operands(operands, pair), self.names, deadline)
+        return Laboratory(self.runs.with_operands(operands, pair), self.names, limit)
 
     def gives_without(self, numbers: Sequence[int], part: Tensor | None = None) -> bool:
         """Whether the reference gives the candidate's result if some operands are one number each.
@@ -147,7 +140,7 @@ class Laboratory:
             ]
             before = self.runs.candidate(others)
             for probe_factor in (-2.0, 0.3, 64.0):
-                if self.is_over or before is None:
+                if self.limit.is_over or before is None:
                     return False
                 changed = list(others)
                 if changed[number].is_floating_point():
@@ -163,7 +156,7 @@ class Laboratory:
         pairs: list[tuple[Tensor, Tensor]] = []
         steps: tuple[Tensor, Tensor] | None = None
         for value in self._other_values(number, mask):
-            if self.is_over:
+            if self.limit.is_over:
                 return None
             after = self.both(self.with_operand(number, value))
             if after is None:
@@ -307,7 +300,7 @@ class Laboratory:
         for axis, size in enumerate(shape):
             if size < 2:  # noqa: PLR2004
                 continue
-            if self.is_over:
+            if self.limit.is_over:
                 return None
             sides = self._axes_that_follow(axis)
             if sides is None:

@@ -39,7 +39,6 @@ from paritas.core.diagnosis.patterns.reductions import (
 )
 from paritas.core.diagnosis.patterns.replacements import propose_constants, propose_random_streams
 from paritas.core.diagnosis.patterns.sources import propose_sources
-from paritas.core.diagnosis.place_runs import FEW_VALUES
 from paritas.core.diagnosis.repetitions import stack_runs
 from paritas.core.diagnosis.second_look import is_found_again
 from paritas.core.diagnosis.stating import (
@@ -52,6 +51,7 @@ from paritas.core.diagnosis.stating import (
     with_confidence,
 )
 from paritas.core.execution.scouting import run_apart
+from paritas.core.numerics.random_tensors import FEW_VALUES
 from paritas.core.results.findings import Diagnosis, PatternKind
 from paritas.core.torch_private.global_state import quietly
 

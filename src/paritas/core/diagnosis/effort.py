@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.time_limit import UNLIMITED, TimeLimit
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,29 +25,23 @@ _SLOWEST = 4.0
 _ADDITIONS = 100
 
 
-# When all searches must have ended, by `time.monotonic`.
-_end: contextvars.ContextVar[float] = contextvars.ContextVar("end of all", default=float("inf"))
+# The time for all searches together.
+_all: contextvars.ContextVar[TimeLimit] = contextvars.ContextVar("of all", default=UNLIMITED)
 
 
 @contextlib.contextmanager
 def ending_within(seconds: float) -> Iterator[None]:
     """Searches that begin in here last shorter as the time of all of them runs out."""
-    token = _end.set(min(_end.get(), time.monotonic() + seconds))
+    token = _all.set(_all.get().shorten(seconds))
     try:
         yield
     finally:
-        _end.reset(token)
+        _all.reset(token)
 
 
-def until(seconds: float) -> float:
-    """When this many seconds of a quiet machine are over, by `now`."""
-    residual = max(0.0, _end.get() - time.monotonic())
-    return now() + min(seconds * _slowness(), residual)
-
-
-def now() -> float:
-    """The time of this thread: what else runs beside it does not count."""
-    return time.thread_time()
+def limit_search(seconds: float) -> TimeLimit:
+    """This many seconds of a quiet machine: what else runs beside this thread does not count."""
+    return TimeLimit(min(seconds * _slowness(), max(0.0, _all.get().left)), of_thread=True)
 
 
 def _slowness() -> float:
@@ -55,7 +51,7 @@ def _slowness() -> float:
 
 
 def _time_of_work(values: torch.Tensor) -> float:
-    began = now()
+    began = time.thread_time()
     for _ in range(_ADDITIONS):
         torch.add(values, values)
-    return now() - began
+    return time.thread_time() - began

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +31,7 @@ from paritas.core.execution.scouting import can_scout, run_apart
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.results.findings import Diagnosis, Pattern, PatternKind
 from paritas.core.results.wording import list_first
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.operators import Operator
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _answer_apart(context: Context, runs: PlaceRuns) -> Answer | None:
 
     def find_answer() -> Answer | None:
         names = name_operands(context, runs.operands)
-        lab = Laboratory(runs, names, time.monotonic() + SECONDS)
+        lab = Laboratory(runs, names, TimeLimit(SECONDS))
         operator = _operator_name(context)
         for ask in _experiments(lab, operator, context.call):
             answer = ask(lab, operator)
@@ -148,9 +148,9 @@ def _is_shown_again(lab: Laboratory, operator: str, ask: Experiment, answer: Ans
     """Whether the same follows for other operands; also if nothing is wrong with these."""
     if ask not in _OF_ONE_RUN:
         return True  # it was asked with many operands
-    other = lab.with_operands(lab.runs.vary(_SEED), time.monotonic() + SECONDS)
+    other = lab.with_operands(lab.runs.vary(_SEED), TimeLimit(SECONDS))
     again = None if other is None else ask(other, operator)
-    is_unknown = other is None or (again is None and other.is_over)
+    is_unknown = other is None or (again is None and other.limit.is_over)
     return is_unknown or (again is not None and _kind_of(again) == _kind_of(answer))
 
 
@@ -230,9 +230,8 @@ def _fixed_result(lab: Laboratory) -> Pattern | None:
 
 def _other_terms(lab: Laboratory, operator: str) -> Pattern | None:
     """Results that are sums of other elements, or of the same ones with other factors."""
-    began = time.monotonic()
-    finding = find_other_terms(lab.runs, lab.names, operator)
-    lab.grant(time.monotonic() - began)
+    with lab.limit.pausing():
+        finding = find_other_terms(lab.runs, lab.names, operator)
     return None if finding is None else _state(*finding, lab)
 
 
@@ -304,7 +303,7 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
         return None
     pairs = [(lab.runs.expected, lab.runs.given)]
     for seed in range(1, _MOST_RUNS):
-        if lab.is_over or sum(tensor.numel() for tensor, _ in pairs) >= _MOST_RESULTS // 2:
+        if lab.limit.is_over or sum(tensor.numel() for tensor, _ in pairs) >= _MOST_RESULTS // 2:
             break
         pair = lab.both(lab.runs.vary(seed))
         if pair is not None:

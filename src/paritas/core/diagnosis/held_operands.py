@@ -9,7 +9,7 @@ import torch
 from paritas.core.diagnosis.calls import is_same_tensor
 from paritas.core.diagnosis.case import same
 from paritas.core.diagnosis.dependence import is_of_slices
-from paritas.core.diagnosis.place_runs import FEW_VALUES
+from paritas.core.numerics.random_tensors import FEW_VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor

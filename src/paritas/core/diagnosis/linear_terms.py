@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis import effort
 from paritas.core.numerics.criterion import unit_roundoff
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.time_limit import TimeLimit
 
     Ask = Callable[[Tensor], Tensor | None]
 
@@ -95,7 +95,7 @@ def read_terms(
     runs: PlaceRuns,
     number: int,
     operands: Sequence[Tensor],
-    deadline: float,
+    limit: TimeLimit,
     *,
     of_candidate: bool,
 ) -> Terms | None:
@@ -104,7 +104,7 @@ def read_terms(
     Args:
         number: the place of the operand.
         operands: the values of the others.
-        deadline: the last time, as `effort.now` says it.
+        limit: the time for it.
     """
     operand = operands[number]
     program = runs.candidate if of_candidate else runs.reference
@@ -112,7 +112,7 @@ def read_terms(
         return None
 
     def ask(value: Tensor) -> Tensor | None:
-        if effort.now() > deadline:
+        if limit.is_over:
             return None
         changed = [*operands]
         changed[number] = value.to(operand.dtype).view(operand.shape)

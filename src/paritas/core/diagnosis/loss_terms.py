@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,19 +57,17 @@ def name_terms(lab: Laboratory, call: LiveCall | None) -> tuple[PatternKind | No
         call: the reference's call at the place, if it can be repeated.
     """
     mean = _Mean.of(lab)
-    if mean is None or lab.is_over:
+    if mean is None or lab.limit.is_over:
         return None
     factor = mean.factor
     if factor is not None:
         return _name_weights(mean, factor)
     if not mean.is_mean(1):
         return None
-    began = time.monotonic()
     parts = torch.tensor(mean.used)
-    pattern = _explain_terms(
-        lab, call, [pool if pool is None else pool[parts] for pool in mean.pools]
-    )
-    lab.grant(time.monotonic() - began)
+    pools = [pool if pool is None else pool[parts] for pool in mean.pools]
+    with lab.limit.pausing():
+        pattern = _explain_terms(lab, call, pools)
     if pattern is not None:
         return PatternKind(pattern.kind), f"in each term: {pattern.sentence}"
     return _name_exchanged(mean) or _name_function(mean)
@@ -116,7 +113,7 @@ class _Mean:
         used: list[int] = []
         pairs: list[tuple[float, float]] = []
         for part in torch.randperm(number, generator=draw).tolist():
-            if lab.is_over or len(used) == _MOST_TERMS:
+            if lab.limit.is_over or len(used) == _MOST_TERMS:
                 break
             pair = draft.results(torch.full((places,), part))
             if pair is not None and all(map(math.isfinite, pair)):
@@ -192,7 +189,7 @@ class _Mean:
         for position in range(self.places):
             parts = torch.full((self.places,), self.used[low])
             parts[position] = self.used[high]
-            pair = None if self.lab.is_over else self.results(parts)
+            pair = None if self.lab.limit.is_over else self.results(parts)
             if pair is None:
                 return None
             weights.append((pair[1] - float(candidate_values[low])) * self.places / step)
@@ -420,7 +417,7 @@ def _gives_candidate(mean: _Mean, pools: Sequence[Tensor | None]) -> bool:
     """Whether the reference gives the candidate's terms, made of other parts."""
     changed = dataclasses.replace(mean, pools=tuple(pools))
     for number, part in enumerate(mean.used):
-        pair = None if mean.lab.is_over else changed.results(torch.full((mean.places,), part))
+        pair = None if mean.lab.limit.is_over else changed.results(torch.full((mean.places,), part))
         if pair is None or not mean.is_same(pair[0], float(mean.values[1][number])):
             return False
     return True

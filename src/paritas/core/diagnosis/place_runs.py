@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.diagnosis.calls import is_same_tensor
-from paritas.core.diagnosis.case import HUGE, same
+from paritas.core.diagnosis.case import same
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.numerics.random_tensors import HUGE, redraw_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,10 +150,6 @@ def _prepare(make: Callable[[], Program]) -> Program | None:
         return None
 
 
-# A tensor of at most this many different values is a choice, such as a mask, not a measurement.
-FEW_VALUES = 2
-
-
 def vary_operands(
     operands: Sequence[Tensor], seed: int, *, growth: float = 1.0
 ) -> tuple[Tensor, ...]:
@@ -169,7 +166,10 @@ def vary_operands(
             become so many units large.
     """
     draw = torch.Generator().manual_seed(seed)
-    varied = (_vary(operand, draw, is_wide=seed > 1) for operand in operands)
+    varied = (
+        redraw_values(operand, draw, keeps_choices=seed <= 1, shrinks=seed > 1)
+        for operand in operands
+    )
     return tuple(operand if growth == 1 else _enlarge(operand, growth) for operand in varied)
 
 
@@ -181,31 +181,6 @@ def _enlarge(operand: Tensor, growth: float) -> Tensor:
     largest = float(sizes[is_usual].max()) if bool(is_usual.any()) else 0.0
     factor = growth / min(largest, 1.0) if largest else growth
     return torch.where(is_usual, factor * operand, operand)
-
-
-def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
-    if not operand.is_floating_point() or not operand.numel():
-        return operand
-    every = operand.detach().to("cpu", torch.float64).flatten()
-    is_usual = every.abs() < HUGE
-    values = every[is_usual]
-    spread = torch.rand(len(values), generator=draw, dtype=torch.float64)
-    count = len(values.unique())
-    if count == 0 or (count == 1 and len(values) < len(every)):
-        return operand  # a mask that is added
-    if count == 1:  # a weight of ones, a bias of zeros
-        centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
-        varied = values + centred
-    elif count <= FEW_VALUES < len(values) and not is_wide:
-        return operand
-    else:
-        first, second = (values[torch.randperm(len(values), generator=draw)] for _ in range(2))
-        is_share = float(values.min()) >= 0 and float(values.max()) <= 1
-        between = first + spread * (second - first)
-        varied = between if is_share else torch.where(spread < 0.5, between, first * 4**spread / 2)  # noqa: PLR2004
-        if is_wide:
-            varied = varied * 8 ** -torch.rand((), generator=draw, dtype=torch.float64)
-    return every.masked_scatter(is_usual, varied).reshape(operand.shape).to(operand)
 
 
 # So many of the different lengths are made longer, each by itself.

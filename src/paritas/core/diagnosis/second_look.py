@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +23,7 @@ from paritas.core.diagnosis.repetitions import stack_runs
 from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND, is_of_whole
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.core.results.findings import PatternKind
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +72,9 @@ def lengthen_case(case: Case) -> tuple[Case, ...]:
     if sum(operand.numel() for operand in runs.operands) > _MOST_TO_LENGTHEN:
         return ()
     cases = []
-    until = time.monotonic() + _SECONDS_TO_LENGTHEN
+    limit = TimeLimit(_SECONDS_TO_LENGTHEN)
     for longer in lengthen_operands(runs.operands):
-        if time.monotonic() > until:
+        if limit.is_over:
             break  # the candidate may have to be compiled anew for each
         operands = vary_operands(longer, _LOOKS[0][0])
         with contextlib.suppress(FatalAttemptError):

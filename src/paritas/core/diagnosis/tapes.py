@@ -18,8 +18,8 @@ from paritas.core.torch_private.operators import (
     DispatchMode,
     Operator,
     map_call,
-    map_tensors,
     own_default,
+    tensors_in,
     traits,
 )
 
@@ -86,7 +86,7 @@ class Tape:
         if traits(entry.operator).mutates:
             args, kwargs = copy_arguments(args, kwargs)
         with lifted_if_needed(entry.operator, args, kwargs):
-            changed = tensors_of(compute(entry.operator, args, kwargs))
+            changed = tensors_in(compute(entry.operator, args, kwargs))
         later_ones = self.entries[position + 1 :]
         trusts_shapes = not all(is_checking(later_one.operator) for later_one in later_ones)
         check_alike(entry.results, changed, shapes=trusts_shapes)
@@ -95,7 +95,7 @@ class Tape:
             args, kwargs, hit = _substitute(later, substitutes)
             if hit:
                 with lifted_if_needed(later.operator, args, kwargs):
-                    results = tensors_of(later.operator(*args, **kwargs))
+                    results = tensors_in(later.operator(*args, **kwargs))
                 substitutes |= zip(map(_key, later.results), results, strict=True)
         return [substitutes.get(_key(output), output) for output in self.outputs]
 
@@ -106,7 +106,7 @@ class Tape:
             entry = self.entries[position]
             if any(_key(result) in needed for result in entry.results):
                 places.add(position)
-                tensors = tensors_of([entry.args, list(entry.kwargs.values())])
+                tensors = tensors_in([entry.args, list(entry.kwargs.values())])
                 needed |= {_key(tensor) for tensor in tensors}
         return places
 
@@ -131,7 +131,7 @@ class _TapeMode(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = tensors_of([args, list(kwargs.values())])
+        tensors = tensors_in([args, list(kwargs.values())])
         self._outside |= {_key(tensor) for tensor in tensors if _storage(tensor) not in self._made}
         fits = isinstance(func, Operator) and not any(map(self._is_lost, tensors))
         arguments = args, kwargs
@@ -141,7 +141,7 @@ class _TapeMode(DispatchMode):
             arguments = copy_arguments(args, kwargs)
             self.written |= {_storage(tensor) for tensor in tensors}
         result = func(*args, **kwargs)
-        results = tensors_of(result)
+        results = tensors_in(result)
         fits = (
             fits
             and bool(results)
@@ -196,7 +196,7 @@ def lifted_if_needed(
     call_arguments = [*args, *kwargs.values()]
     is_wide = all(
         tensor.dtype == torch.float64 or not (tensor.is_floating_point() or tensor.is_complex())
-        for tensor in tensors_of(call_arguments)
+        for tensor in tensors_in(call_arguments)
     )
     # Flags and dtypes say what to compute in.
     states = any(
@@ -236,10 +236,3 @@ def is_within(value: Tensor, other: Tensor) -> bool:
         return True
     least, most = value.aminmax()
     return bool(((other >= least) & (other <= most)).all())
-
-
-def tensors_of(result: Any) -> list[Tensor]:
-    """The tensors in a tree, in their order."""
-    tensors: list[Tensor] = []
-    map_tensors(result, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return tensors

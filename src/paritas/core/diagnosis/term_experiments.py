@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paritas.core.diagnosis.linear_terms import Terms
     from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.time_limit import TimeLimit
 
 # Operators whose sums have the weights of another operand: see `patterns.linear_maps`.
 _PRODUCTS = re.compile(r"^(linear|bilinear|t?mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|mv|dot"
@@ -38,13 +39,13 @@ def find_other_terms(
     """The kind and the sentence, if a result consists of other terms; None if it has no name."""
     if _PRODUCTS.match(operator):
         return None
-    end = effort.until(_SECONDS)
+    limit = effort.limit_search(_SECONDS)
     findings: list[TermName | None] = []  # of the operands whose terms differ
     for number, name in enumerate(names):
-        right, wrong = _both_terms(runs, number, runs.operands, end)
+        right, wrong = _both_terms(runs, number, runs.operands, limit)
         finding = None
         if right is not None and wrong is not None:
-            finding = _other_terms(runs, number, (right, wrong), name, end)
+            finding = _other_terms(runs, number, (right, wrong), name, limit)
         elif wrong is not None:
             finding = _linear_instead(wrong, name, operator, len(names))
         elif right is None:
@@ -61,14 +62,14 @@ def find_other_terms(
 
 
 def _both_terms(
-    runs: PlaceRuns, number: int, operands: Sequence[Tensor], end: float
+    runs: PlaceRuns, number: int, operands: Sequence[Tensor], limit: TimeLimit
 ) -> tuple[Terms | None, Terms | None]:
-    right = read_terms(runs, number, operands, end, of_candidate=False)
-    return right, read_terms(runs, number, operands, end, of_candidate=True)
+    right = read_terms(runs, number, operands, limit, of_candidate=False)
+    return right, read_terms(runs, number, operands, limit, of_candidate=True)
 
 
 def _other_terms(
-    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, end: float
+    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, limit: TimeLimit
 ) -> TermName | None:
     """What holds for these values of the other operands and for others."""
     right, wrong = pair
@@ -76,9 +77,9 @@ def _other_terms(
     if len(runs.operands) == 1:
         return finding or _name_rest(right, wrong, name)
     if finding is None:
-        return _name_rest_of_all(runs, number, pair, name, end)
+        return _name_rest_of_all(runs, number, pair, name, limit)
     others = runs.vary(_SEED)
-    again = _both_terms(runs, number, others, end)
+    again = _both_terms(runs, number, others, limit)
     if again[0] is None or again[1] is None:
         return None
     # Factors that are values of another operand are compared by those who know what it is.
@@ -102,14 +103,14 @@ def _have_same_ratios(finding: TermName, second: TermName) -> bool:
 
 
 def _name_rest_of_all(
-    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, end: float
+    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, limit: TimeLimit
 ) -> TermName | None:
     """A number that is added whatever the other operands are."""
     rest = _name_rest(*pair, name)
     if rest is None:
         return None
     others = runs.vary(_SEED)
-    right, wrong = _both_terms(runs, number, others, end)
+    right, wrong = _both_terms(runs, number, others, limit)
     if right is None or wrong is None:
         return None
     return rest if _name_rest(right, wrong, name) == rest else None

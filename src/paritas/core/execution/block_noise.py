@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.execution.block_runs import BlockHooks, Parked, with_other_tensors
+from paritas.core.execution.block_runs import BlockHooks, Parked
 from paritas.core.execution.observation import OUTPUT, Observation
 from paritas.core.numerics.automatic import MOST_RUNS
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.contents import map_leaves
+from paritas.core.numerics.contents import map_arguments, map_leaves
 from paritas.core.numerics.flattening import flatten_value, is_dense
 from paritas.core.numerics.judge_evidence import NoEvidence
 from paritas.core.numerics.metrics import promotable
@@ -61,12 +61,12 @@ class Shaken(BlockHooks):
         seed = zlib.crc32(f"{self.seed} {name} {number}".encode())
         moved: dict[int, Tensor] = {}
 
-        def move(leaf: Any) -> Any:
+        def move(_: str, leaf: Tensor) -> Any:
             if id(leaf) not in moved:
                 moved[id(leaf)] = _move_leaf(leaf, None, seed + len(moved))
             return moved[id(leaf)]
 
-        return (number, seed), *with_other_tensors(args, kwargs, move)
+        return (number, seed), *map_arguments(args, kwargs, move)
 
     def leave_block(
         self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -17,7 +17,13 @@ from paritas.core.execution.module_hooks import ModuleHooks
 from paritas.core.execution.observation import INPUT, OUTPUT, Observation
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.execution.subjects import Inputs
-from paritas.core.numerics.contents import contents, leaves, map_leaves
+from paritas.core.numerics.contents import (
+    contents,
+    leaves,
+    map_arguments,
+    map_in_tuples,
+    map_leaves,
+)
 from paritas.core.numerics.flattening import flatten_value, is_dense
 from paritas.core.results.items import Item, gradient, output
 
@@ -243,8 +249,8 @@ class Recorder(BlockHooks):
             self.uncut[name] = f"it writes to its argument {written[0]}"
         # A tensor that goes through unchanged would show the gradients of both its uses.
         argument_ids = {id(leaf) for tree in arguments for _, leaf in leaves(tree)}
-        result = _map_tuples(
-            result, lambda leaf: leaf.view_as(leaf) if id(leaf) in argument_ids else leaf
+        result = map_in_tuples(
+            result, lambda _, leaf: leaf.view_as(leaf) if id(leaf) in argument_ids else leaf
         )
         call.result = self.keep_tree(result)
         call.draws = call.draws[0], RandomState.of_torch()
@@ -303,7 +309,7 @@ class TrainingRecorder(Recorder):
         }
         views: dict[int, Tensor] = {}
 
-        def other(leaf: Tensor) -> Tensor:
+        def other(_: str, leaf: Tensor) -> Tensor:
             if not (leaf.requires_grad and torch.is_grad_enabled()):
                 return leaf
             if id(leaf) not in views:
@@ -311,32 +317,12 @@ class TrainingRecorder(Recorder):
                 view.register_hook(self._keep_in(call.returned, places[id(leaf)]))
             return views[id(leaf)]
 
-        viewed_arguments = with_other_tensors(args, kwargs, other)
+        viewed_arguments = map_arguments(args, kwargs, other)
         return (call, viewed_arguments, _marks(*viewed_arguments)), *viewed_arguments
 
     def results(self, result: Any) -> Iterable[tuple[str, Any]]:
         """Each tensor as it is, also if it has parts, as a distributed one."""
         return leaves(result, OUTPUT)
-
-
-def with_other_tensors(
-    args: tuple[Any, ...], kwargs: dict[str, Any], other: Callable[[Any], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with other tensors; lists and objects stay the same: a block may write to them."""
-    return (
-        tuple(_map_tuples(value, other) for value in args),
-        {key: _map_tuples(value, other) for key, value in kwargs.items()},
-    )
-
-
-def _map_tuples(value: Any, other: Callable[[Any], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return other(value)
-    if type(value) is not tuple:
-        return value
-    mapped = tuple(_map_tuples(element, other) for element in value)
-    same = all(new is old for new, old in zip(mapped, value, strict=True))
-    return value if same else mapped
 
 
 def _marks(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 import uuid
 import weakref
 from collections import deque
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paritas.core.errors import ClusterLostError, UsageError, in_one_line
 from paritas.core.settings import own_version
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -403,7 +403,7 @@ class _Cluster(Executor):
         self._client, self._address = client, address
         # The same arguments are not the same work: a batch may be tried again.
         self._executor: Executor = client.get_executor(pure=False)
-        self._had_workers = time.monotonic()
+        self._without_workers = TimeLimit(_WORKERLESS_SECONDS)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a call; see `Executor.submit`."""
@@ -417,14 +417,13 @@ class _Cluster(Executor):
                 f"executor='{_DASK}{self._address}': the connection to the scheduler is lost; "
                 "look at its log, start it again, and repeat the command"
             )
-        now = time.monotonic()
         try:
             workers = self._client.scheduler_info(n_workers=1)["workers"]
         except OSError:  # being lost: its status says so next time
             return
         if workers:
-            self._had_workers = now
-        elif now > self._had_workers + _WORKERLESS_SECONDS:
+            self._without_workers.begin()
+        elif self._without_workers.is_over:
             raise ClusterLostError(
                 f"executor='{_DASK}{self._address}': the cluster has had no workers for "
                 f"{_WORKERLESS_SECONDS:.0f} s; look at their logs, start them, and repeat the "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from paritas.core.execution.node_runs import NodeProgram, tensors_in
+from paritas.core.execution.node_runs import NodeProgram, tensors_by_path
 from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier
 from paritas.core.torch_private.graphs import copy_graph, placeholders, returned_values
@@ -74,7 +74,7 @@ class BackwardNodes:
         run = self.run.nodes[name]
         if run.is_hidden or run.is_batched:
             return False
-        return any(tensor.requires_grad for _, tensor in tensors_in(run.value))
+        return any(tensor.requires_grad for _, tensor in tensors_by_path(run.value))
 
     def zeros(self) -> list[Tensor]:
         """The arguments that are added."""
@@ -172,7 +172,7 @@ class NodeGradient(NodeProgram):
         leaf = reads[self.source] = reads[self.source].detach().requires_grad_()
 
         def differentiate() -> Any:
-            returned = dict(tensors_in(self.call.call(reads)))
+            returned = dict(tensors_by_path(self.call.call(reads)))
             results = [returned[path] for path in self.arrived]
             pairs = [pair for pair in zip(results, tensors, strict=True) if pair[0].requires_grad]
             ends = [output for output, _ in pairs]

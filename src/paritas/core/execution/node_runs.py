@@ -16,6 +16,7 @@ from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.torch_private.global_state import running_eagerly
 from paritas.core.torch_private.graphs import copy_graph, output_node, returned_values
+from paritas.core.torch_private.operators import map_tensors
 from paritas.core.torch_private.vmapped import (
     VmapLevel,
     hide_dimension,
@@ -68,7 +69,7 @@ class NodeRun:
 
     def tensors(self) -> list[ValuePath]:
         """Where its value has tensors."""
-        return [] if self.is_hidden else [path for path, _ in tensors_in(self.value)]
+        return [] if self.is_hidden else [path for path, _ in tensors_by_path(self.value)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +118,9 @@ class _Recorder(Interpreter):
         surroundings = Surroundings.now()
         rng = RandomState.of_torch() if self.draws else None
         operand_tensors = [
-            operand for node in n.all_input_nodes for _, operand in tensors_in(self.env.get(node))
+            operand
+            for node in n.all_input_nodes
+            for _, operand in tensors_by_path(self.env.get(node))
         ]
         before = [_version(operand) for operand in operand_tensors]
         result = super().run_node(n)
@@ -133,19 +136,19 @@ class _Recorder(Interpreter):
         self.overwritten |= wrote.keys()
         level = self.levels.get(n.name)
         is_hidden = n.name in self.levels and level is None
-        for _, tensor in tensors_in(result):
+        for _, tensor in tensors_by_path(result):
             home = self.homes.setdefault(storage_address(tensor), [])
             home += [n.name] if n.name not in home else []
         value = result
         if level is None and not is_hidden:
-            value = _map_tensors(result, self._kept_copy(n.name))
+            value = map_tensors(result, self._kept_copy(n.name))
         self.nodes[n.name] = NodeRun(
             value,
             surroundings,
             rng,
             tuple(wrote),
             level,
-            is_batched=any(is_wrapped(tensor) for _, tensor in tensors_in(result)),
+            is_batched=any(is_wrapped(tensor) for _, tensor in tensors_by_path(result)),
             is_hidden=is_hidden,
             is_given=not n.op.startswith("call_"),
         )
@@ -170,22 +173,13 @@ class _Recorder(Interpreter):
         return GraphRun(self.nodes, frozenset(shared), frozenset(self.overwritten))
 
 
-def tensors_in(value: Any, path: ValuePath = ()) -> Iterator[tuple[ValuePath, Tensor]]:
+def tensors_by_path(value: Any, path: ValuePath = ()) -> Iterator[tuple[ValuePath, Tensor]]:
     """The tensors of a node's value, which may be a tuple of tensors."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from tensors_in(item, (*path, number))
-
-
-def _map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, list | tuple) and any(True for _ in tensors_in(value)):
-        items = [_map_tensors(item, function) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+            yield from tensors_by_path(item, (*path, number))
 
 
 def _version(tensor: Tensor) -> int:
@@ -302,7 +296,7 @@ class NodeCall:
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""
-        return [tensor for value in self.reads.values() for _, tensor in tensors_in(value)]
+        return [tensor for value in self.reads.values() for _, tensor in tensors_by_path(value)]
 
     def operands(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its positional and keyword arguments."""
@@ -334,7 +328,7 @@ class NodeCall:
 
     def copy_reads(self, copier: Copier) -> dict[str, Any]:
         """Copies of what it reads, by node."""
-        return {name: _map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()}
+        return {name: map_tensors(value, copier.copy_tensor) for name, value in self.reads.items()}
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -352,7 +346,7 @@ class NodeCall:
         size = self._size
         with inside_vmap(size, level.randomness) as number:
             inside = {
-                name: _map_tensors(value, lambda tensor: hide_dimension(tensor, number))
+                name: map_tensors(value, lambda tensor: hide_dimension(tensor, number))
                 if name in self._hidden
                 else value
                 for name, value in reads.items()
@@ -361,7 +355,7 @@ class NodeCall:
             result = self._call_plain(inside)
             if not self.run.is_batched:
                 return result
-            return _map_tensors(result, lambda tensor: show_dimension(tensor, number, size))
+            return map_tensors(result, lambda tensor: show_dimension(tensor, number, size))
 
     def _call_plain(self, reads: dict[str, Any]) -> Any:
         args, kwargs = self._arguments(reads)

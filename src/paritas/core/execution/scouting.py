@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import faulthandler
 import gc
+import math
 import os
 import pickle
 import select
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import torch
 
 from paritas.core.errors import in_one_line
+from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.workers.inside import leave_no_core
 
@@ -113,12 +115,12 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
         seconds: the time for all scouts together.
     """
     global _hangs  # noqa: PLW0603  (of the process)
-    until = time.monotonic() + seconds
+    limit = TimeLimit(seconds)
     outcomes: dict[int, bytes] = {}
     lost: list[str] = []
     while len(lost) < MOST_LOST:
         try:
-            watch = _Watch(_Child.fork(compute, outcomes, until), outcomes, until)
+            watch = _Watch(_Child.fork(compute, outcomes, limit), outcomes, limit)
         except OSError as error:  # no memory, or too many processes
             return Report(None, tuple(lost), f"no process could be forked: {in_one_line(error)}")
         watch.listen()
@@ -129,7 +131,7 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
         lost.append(watch.end)
         if watch.end == _HUNG and watch.current in (None, 1):
             _hangs = True
-        if watch.current is None or time.monotonic() > until:
+        if watch.current is None or limit.is_over:
             break
         outcomes[watch.current] = _FATAL
     times = "once" if len(lost) == 1 else f"{len(lost)} times"
@@ -155,7 +157,9 @@ class _Child:
     end_of_it: int
 
     @classmethod
-    def fork(cls, compute: Callable[[], Any], outcomes: dict[int, bytes], until: float) -> _Child:
+    def fork(
+        cls, compute: Callable[[], Any], outcomes: dict[int, bytes], limit: TimeLimit
+    ) -> _Child:
         with contextlib.ExitStack() as stack:
             messages = os.memfd_create("paritas-scout")
             stack.callback(os.close, messages)
@@ -165,7 +169,7 @@ class _Child:
             with quietly():  # Python warns of forks of a process with threads
                 pid = os.fork()
             if not pid:
-                _be_scout(compute, outcomes, (messages, write), until - time.monotonic())
+                _be_scout(compute, outcomes, (messages, write), limit.left)
             stack.pop_all()
         os.close(write)
         return cls(pid, messages, read)
@@ -208,14 +212,14 @@ class _Watch:
         end: how it was lost.
     """
 
-    def __init__(self, child: _Child, outcomes: dict[int, bytes], until: float) -> None:
+    def __init__(self, child: _Child, outcomes: dict[int, bytes], limit: TimeLimit) -> None:
         self.result: bytes | None = None
         self.failure = ""
         self.current: int | None = None
         self.end = ""
         self._child = child
         self._outcomes = outcomes
-        self._until = until
+        self._limit = limit
         self._heard = time.monotonic()
         self._longest: float | None = None
         self._read = 0
@@ -228,7 +232,7 @@ class _Watch:
             while not is_over:
                 is_over = self._child.has_finished(_LOOK_SECONDS)
                 self._take_all()
-                if time.monotonic() >= min(self._until, self._heard + self._patience):
+                if self._limit.is_over or time.monotonic() >= self._heard + self._patience:
                     break
         finally:
             self.end = self._child.end()
@@ -243,7 +247,7 @@ class _Watch:
     @property
     def _patience(self) -> float:
         if self.current is None:
-            return self._until
+            return math.inf
         return _FIRST_SILENT if self._longest is None else MOST_SILENT + _LONGER * self._longest
 
     def _take(self, buffer: bytes) -> bytes:

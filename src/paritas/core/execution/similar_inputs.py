@@ -129,6 +129,8 @@ def drawn_like(
         second = pick_values()
         share = torch.rand(count, generator=generator, dtype=torch.float64)
         wide = first.double() + share * (second.double() - first.double())
+        # What a mask adds stays infinite: between two infinities is no number.
+        wide = torch.where(first.isfinite() & second.isfinite(), wide, first.double())
         if pool.numel() == 1:
             wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
         first = wide.to(pool.dtype)

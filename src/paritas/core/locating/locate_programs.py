@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from paritas.core.diagnosis.calls import call_of
 from paritas.core.errors import in_one_line
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs
-from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.judging.failures import FailedPair
 from paritas.core.locating.call_words import describe_arguments
 from paritas.core.locating.exchanged_parts import exchanged_parts
@@ -68,6 +66,7 @@ from paritas.core.results.findings import (
     starting_place,
 )
 from paritas.core.results.items import Item, ItemKind
+from paritas.core.time_limit import OutOfTime
 from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import traits
 from paritas.core.tracing.figures import figures_of
@@ -437,7 +436,7 @@ class _Search:
         item = Item(ItemKind.NODE, origin.name)
         judged: Finding | None = None
         pair, obstacle = None, ""
-        if spot.joint is not None and time.monotonic() < self.call.deadline:
+        if spot.joint is not None and not self.call.limit.is_over:
             self.call.tell(f"judging {origin.operator or origin.name} alone")
             try:
                 judged, pair = self._judge(spot, item)

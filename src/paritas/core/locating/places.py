@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from paritas.core.execution.subjects import Inputs, Subject, VerifyConfig
     from paritas.core.judging.failures import FailedPair
     from paritas.core.results.findings import Finding
+    from paritas.core.time_limit import TimeLimit
 
 
 # --- The question and its answer ------------------------------------------------------------------
@@ -30,7 +30,7 @@ class FailedCall:
         rng: the state of the random generators before the call.
         conditions: the conditions of the native runs.
         failures: the findings that do not pass.
-        deadline: when the search must have ended, by `time.monotonic`.
+        limit: the time for the search.
         tell: called with a few words before each step that may take long.
         compared: the evidence about the reference, and what both sides gave in their first call;
             None if that is not known.
@@ -44,7 +44,7 @@ class FailedCall:
     config: VerifyConfig
     conditions: RunConditions
     failures: tuple[Finding, ...]
-    deadline: float
+    limit: TimeLimit
     tell: Callable[[str], None]
     compared: tuple[Evidence[SubjectProgram], Observation, Observation] | None = None
     is_interrupted: bool = False
@@ -73,8 +73,3 @@ class Place:
 
 
 LONGER = "more time: --locate-seconds, or locate_seconds= in Python"
-
-
-def is_over(call: FailedCall) -> bool:
-    """Whether the time for the search is over."""
-    return time.monotonic() >= call.deadline

@@ -136,7 +136,7 @@ class TracedSides:
         program = self._program(side)
         room = min(_MOST_KEPT, int(_SHARE * (free_bytes(torch.device("cpu")) or _MOST_KEPT)))
         recording = {
-            "deadline": self.call.deadline,
+            "limit": self.call.limit,
             "room": room,
             "keep": keep,
             "instead": instead,

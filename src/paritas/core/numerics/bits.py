@@ -218,8 +218,6 @@ _FITS_FLOAT32 = {
     torch.float16,
     torch.bfloat16,
     torch.float32,
-    torch.complex32,
-    torch.complex64,
     torch.float8_e4m3fn,
     torch.float8_e4m3fnuz,
     torch.float8_e5m2,
@@ -232,7 +230,6 @@ _FITS_FLOAT64 = {
     torch.int64,
     torch.uint64,
     torch.float64,
-    torch.complex128,
 }
 
 
@@ -265,7 +262,7 @@ def dtype_name(dtype: torch.dtype | torch.layout | torch.memory_format | torch.q
 
 def holds_numbers(dtype: torch.dtype) -> bool:
     """Whether a tensor of this dtype can be summarized."""
-    return dtype in _FITS_FLOAT32 or dtype in _FITS_FLOAT64
+    return fits_float32(dtype) or dtype.to_real() in _FITS_FLOAT64
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -286,7 +283,7 @@ def in_order_of_memory(tensor: Tensor) -> Tensor:
 
 def fits_float32(dtype: torch.dtype) -> bool:
     """Whether float32 (two for a complex number) holds every value of a dtype."""
-    return dtype in _FITS_FLOAT32
+    return dtype.to_real() in _FITS_FLOAT32
 
 
 def as_floats(chunk: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import functools
 import logging
+import operator
 import threading
 import types
 import typing
@@ -486,23 +487,30 @@ def children(tree: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(
+    tree: Any, path: str = "", join: Callable[[str, str], str] = operator.add
+) -> Iterator[tuple[str, Any]]:
     """Every leaf with its path, depth first, in container order.
+
+    Args:
+        join: the path of a child, from that of its container and a suffix such as `[0]` or `.name`.
 
     Raises:
         UsageError: a container contains itself, or too much.
     """
-    yield from _leaves(tree, path, 0, iter(range(_MOST_LEAVES)))
+    yield from _leaves(tree, path, join, 0, iter(range(_MOST_LEAVES)))
 
 
-def _leaves(tree: Any, path: str, level: int, budget: Iterator[int]) -> Iterator[tuple[str, Any]]:
+def _leaves(
+    tree: Any, path: str, join: Callable[[str, str], str], level: int, budget: Iterator[int]
+) -> Iterator[tuple[str, Any]]:
     below = children(tree)
     if below is None:
         yield path, tree
         return
     _limit(tree, level, budget)
     for suffix, child in below:
-        yield from _leaves(child, path + suffix, level + 1, budget)
+        yield from _leaves(child, join(path, suffix), join, level + 1, budget)
 
 
 def _limit(tree: Any, level: int, budget: Iterator[int]) -> None:
@@ -548,6 +556,32 @@ def _map_leaves(
     for name, value in zip(names, mapped, strict=True):
         object.__setattr__(rebuilt, name, value)  # a frozen dataclass refuses plain assignment
     return rebuilt
+
+
+def map_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[str, Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call by `map_in_tuples`, with paths such as `args[0]`, `kwargs['x']`."""
+    named = {
+        name: map_in_tuples(value, function, f"kwargs[{name!r}]") for name, value in kwargs.items()
+    }
+    return map_in_tuples(args, function, "args"), named
+
+
+def map_in_tuples(tree: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Apply `function` to the path and the value of a tensor, and of each in plain tuples.
+
+    Lists and objects stay the same, as does a tuple in which nothing changes: a program may write
+    to them, or compare them by identity.
+    """
+    if isinstance(tree, torch.Tensor):
+        return function(path, tree)
+    if type(tree) is not tuple:
+        return tree
+    mapped = tuple(
+        map_in_tuples(item, function, f"{path}[{position}]") for position, item in enumerate(tree)
+    )
+    return mapped if any(new is not old for new, old in zip(mapped, tree, strict=True)) else tree
 
 
 def _rebuild_mapping(tree: Mapping[Any, Any], values: list[Any]) -> Any:

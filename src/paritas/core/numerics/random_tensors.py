@@ -1,7 +1,7 @@
 """Random tensors of a kind: numbers in a range, indices, masks, probabilities, matrices.
 
 Each kind takes a shape and a generator. Numbers are drawn in float64, so a dtype changes only their
-rounding; huge tensors are drawn in float32.
+rounding; huge tensors are drawn in float32. `redraw_values` draws values like given ones.
 """
 
 from __future__ import annotations
@@ -133,3 +133,46 @@ def positive_definite(shape: Shape, generator: torch.Generator) -> torch.Tensor:
     values = normal(shape, generator)
     product = values @ values.mT / shape[-1]
     return product + torch.eye(shape[-1], dtype=values.dtype)
+
+
+# --- Values like given ones -----------------------------------------------------------------------
+
+# A tensor of at most this many different values is a choice, such as a mask, not a measurement.
+FEW_VALUES = 2
+# A value beyond this is what a mask writes, such as the lowest float32, and as good as infinite.
+HUGE = 1e30
+
+
+def redraw_values(
+    tensor: torch.Tensor, generator: torch.Generator, *, keeps_choices: bool, shrinks: bool = False
+) -> torch.Tensor:
+    """Other floats of the same kind: the same shape, dtype, signs and limits.
+
+    Integers, masks and what is not finite stay: they say which elements are read.
+
+    Args:
+        keeps_choices: a tensor of two values stays, too.
+        shrinks: the tensor is also smaller as a whole, where a limit has no effect.
+    """
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    every = tensor.detach().to("cpu", torch.float64).flatten()
+    is_usual = every.abs() < HUGE
+    values = every[is_usual]
+    spread = torch.rand(len(values), generator=generator, dtype=torch.float64)
+    count = len(values.unique())
+    if count == 0 or (count == 1 and len(values) < len(every)):
+        return tensor  # a mask that is added
+    if count == 1:  # a weight of ones, a bias of zeros
+        centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
+        varied = values + centred
+    elif count <= FEW_VALUES < len(values) and keeps_choices:
+        return tensor
+    else:
+        first, second = (values[torch.randperm(len(values), generator=generator)] for _ in range(2))
+        is_share = float(values.min()) >= 0 and float(values.max()) <= 1
+        blend = first + spread * (second - first)
+        varied = blend if is_share else torch.where(spread < 0.5, blend, first * 4**spread / 2)  # noqa: PLR2004
+        if shrinks:
+            varied = varied * 8 ** -torch.rand((), generator=generator, dtype=torch.float64)
+    return every.masked_scatter(is_usual, varied).reshape(tensor.shape).to(tensor)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from paritas.core.torch_private.operators import map_tensors
+from paritas.core.torch_private.operators import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,15 +46,6 @@ class OperatorCall:
         return self.map(
             lambda argument: map_tensors(argument, change) if tensors_in(argument) else argument
         )
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in an argument, which may be a (nested) list."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
 
 
 # --- Arguments by the names of parameters ---------------------------------------------------------

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import torch
 
 from paritas.core.operators import indices
-from paritas.core.operators.calls import Bound, letters, tensors_in
+from paritas.core.operators.calls import Bound, letters
 from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term
+from paritas.core.torch_private.operators import tensors_in
 
 if TYPE_CHECKING:
     from paritas.core.operators.calls import OperatorCall, Place

@@ -18,7 +18,7 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.operators.calls import OperatorCall, Place, tensors_in
+from paritas.core.operators.calls import OperatorCall, Place
 from paritas.core.placement.assembly import (
     REDUCTIONS,
     Assembly,
@@ -37,7 +37,7 @@ from paritas.core.placement.assembly import (
 from paritas.core.placement.meshes import rank_at
 from paritas.core.results.items import Once, Partial, Replicate, Shard, read_role, role_word
 from paritas.core.results.wording import list_first
-from paritas.core.torch_private.operators import map_tensors
+from paritas.core.torch_private.operators import map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paritas.core.torch_private.operators import map_tensors, takes_shape_only, tensors_in
+from paritas.core.torch_private.operators import map_tensors, returned_tensors, takes_shape_only
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class UnwrittenMemory:
 
     def note_result(self, result: Any) -> None:
         """Note what a program returns."""
-        for tensor in tensors_in(result) if self._allocated else ():
+        for tensor in returned_tensors(result) if self._allocated else ():
             self._note_read(tensor)
 
     def _note_read(self, tensor: Tensor) -> None:

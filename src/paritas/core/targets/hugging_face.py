@@ -9,7 +9,6 @@ import inspect
 import itertools
 import linecache
 import re
-import time
 import traceback
 import types
 import typing
@@ -25,6 +24,7 @@ from paritas.core.targets import configurations, parse_target, turn_off_chance
 from paritas.core.targets.configurations import parts_of
 from paritas.core.targets.drawing import Drawing
 from paritas.core.targets.hugging_face_classes import model_class
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -429,7 +429,7 @@ class _Search:
         self.state = torch.get_rng_state()
         self.attempts = 0
         self.may_reduce = True
-        self.deadline = time.thread_time() + _MOST_SECONDS
+        self.limit = TimeLimit(_MOST_SECONDS, of_thread=True)
 
     def run(self) -> tuple[torch.nn.Module, Inputs | None]:
         """Return the first model that can be called.
@@ -451,10 +451,10 @@ class _Search:
                 failures.append((outcome, changes, usual))
                 if _is_final(outcome):
                     raise self.refusal(outcome)
-                if self._is_for_a_part(outcome) or time.thread_time() > self.deadline:
+                if self._is_for_a_part(outcome) or self.limit.is_over:
                     break
             message = str(failures[0][0].error).lower()
-            if "config" not in message or time.thread_time() > self.deadline:
+            if "config" not in message or self.limit.is_over:
                 break
         self.may_reduce = True
         furthest, changes, self.usual = max(failures, key=lambda failure: failure[0].stage)
@@ -544,7 +544,7 @@ class _Search:
             return Failure(1, error)
         inputs = None
         if not self.model_alone:
-            inputs = _find_inputs(model, self.deadline, least=least)
+            inputs = _find_inputs(model, self.limit, least=least)
         if isinstance(inputs, Failure):
             return inputs
         torch.set_rng_state(self.state)
@@ -591,7 +591,7 @@ class _Search:
     def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
         """Drop single changes, beginning with those that the error names."""
         dropped: set[tuple[tuple[str, ...], str]] = set()
-        while self.attempts < _MOST_ATTEMPTS and time.thread_time() < self.deadline:
+        while self.attempts < _MOST_ATTEMPTS and not self.limit.is_over:
             options = [
                 (path, name)
                 for path, node in changes.items()
@@ -653,17 +653,17 @@ class _TooLargeError(Exception):
         super().__init__(f"{total:,} parameters, the largest of shape {shape}")
 
 
-def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any:
+def _find_inputs(model: torch.nn.Module, limit: TimeLimit, *, least: bool) -> Any:
     """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
     errors: list[Exception] = []
     drawing = Drawing(model)
-    until = deadline if least else min(deadline, time.thread_time() + _MOST_SECONDS_FOR_INPUTS)
+    limit = limit if least else limit.shorten(_MOST_SECONDS_FOR_INPUTS)
     try:
         for drawn in drawing.attempts(least=least):
             repairing = _call_repairing(model, drawing, drawn, errors)
             if repairing is not None:
                 return _pad_if_accepted(model, drawing, repairing)
-            if time.thread_time() > until:
+            if limit.is_over:
                 break
     except LookupError as error:
         return Failure(2, error)

@@ -28,7 +28,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from paritas.core.errors import UnsupportedTorchError, UsageError, in_one_line
 from paritas.core.torch_private.kernels import to_meta
-from paritas.core.torch_private.operators import Traits, map_tensors, traits
+from paritas.core.torch_private.operators import Traits, map_tensors, tensors_in, traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,9 +245,7 @@ class NamedOperator:
                 f"cannot determine the size of the result of {self.name} "
                 f"({in_one_line(error, 100)})"
             ) from error
-        sizes: list[int] = []
-        map_tensors(result, lambda tensor: sizes.append(_nbytes(tensor)))
-        return sum(sizes)
+        return sum(map(_nbytes, tensors_in(result)))
 
     def settle_options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for a run on the CPU, whatever the recorded device."""

@@ -232,6 +232,15 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors that `map_tensors` sees, in its order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, list | tuple):
+        return [tensor for item in tree for tensor in tensors_in(item)]
+    return []
+
+
 def map_call(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[Tensor], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -245,7 +254,7 @@ def takes_shape_only(kind: Traits) -> bool:
     return kind.name.endswith("_like") or kind.name.startswith("new_")
 
 
-def tensors_in(result: Any) -> list[Tensor]:
+def returned_tensors(result: Any) -> list[Tensor]:
     """The tensors of what a program returns, also in dicts and registered classes."""
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 

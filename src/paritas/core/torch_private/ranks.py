@@ -10,7 +10,6 @@ import inspect
 import queue
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas.core.errors import UnsupportedTorchError, UsageError
 from paritas.core.results.rank_backends import NCCL, backend_of_group
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -171,9 +171,9 @@ class RankThreads(contextlib.AbstractContextManager["RankThreads"]):
         for thread, task in zip(self._threads, tasks, strict=True):
             thread.is_lost = True  # until it has ended: waiting may be interrupted
             thread.tasks.put(task)
-        end = time.monotonic() + timeout
+        limit = TimeLimit(timeout)
         for task in tasks:
-            task.ended.wait(max(0.0, end - time.monotonic()))
+            task.ended.wait(max(0.0, limit.left))
         if not all(task.ended.is_set() for task in tasks):
             # Release threads that wait for each other; a busy thread cannot be stopped.
             _threaded_group().ProcessLocalGroup.exception_handle(None)

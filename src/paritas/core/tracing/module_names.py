@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas.core.numerics.contents import children
+from paritas.core.numerics.contents import children, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +180,7 @@ def argument_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return [("0", args[0])]  # the most common case
     named = [*((str(position), value) for position, value in enumerate(args)), *kwargs.items()]
-    return [leaf for position, value in named for leaf in _leaves_below(position, value)]
+    return [leaf for position, value in named for leaf in leaves(value, position, _join_position)]
 
 
 def result_values(result: Any) -> list[tuple[str, Any]]:
@@ -189,17 +189,14 @@ def result_values(result: Any) -> list[tuple[str, Any]]:
     if below is None:
         return [("0", result)]
     return [
-        leaf for suffix, child in below for leaf in _leaves_below(_key_of_suffix(suffix), child)
+        leaf
+        for suffix, child in below
+        for leaf in leaves(child, _key_of_suffix(suffix), _join_position)
     ]
 
 
-def _leaves_below(position: str, tree: Any) -> Iterator[tuple[str, Any]]:
-    below = children(tree)
-    if below is None:
-        yield position, tree
-        return
-    for suffix, child in below:
-        yield from _leaves_below(f"{position}.{_key_of_suffix(suffix)}", child)
+def _join_position(position: str, suffix: str) -> str:
+    return f"{position}.{_key_of_suffix(suffix)}"
 
 
 def _key_of_suffix(suffix: str) -> str:

@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import sys
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,10 +20,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paritas.core.execution.observation import storage_address as _address
+from paritas.core.time_limit import UNLIMITED, TimeLimit
 from paritas.core.torch_private.operators import (
     map_call,
     map_tensors,
     takes_shape_only,
+    tensors_in,
     traits,
 )
 from paritas.core.torch_private.unseen_kernels import (
@@ -307,7 +308,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __init__(
         self,
         *,
-        deadline: float = float("inf"),
+        limit: TimeLimit = UNLIMITED,
         keep: Collection[int] | None = None,
         room: int = 0,
         instead: Mapping[int, Mapping[int, Tensor]] | None = None,
@@ -316,7 +317,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         """Record nothing yet.
 
         Args:
-            deadline: when the run is ended with `OutOfTimeError`, by `time.monotonic`.
+            limit: the time for the run, which is ended with `OutOfTimeError`.
             keep: the values to keep whole; None for as many as there is room for.
             room: how many bytes of values to keep whole.
             instead: by the index of an operator and the place among its results: the value to
@@ -325,7 +326,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
                 same; its figures are not computed again.
         """
         self.trace = Trace()
-        self._deadline = deadline
+        self._limit = limit
         self._keep = None if keep is None else frozenset(keep)
         self._room = room
         self._instead = instead or {}
@@ -572,7 +573,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
     def before(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
         """Record what an operator reads, before it can write to it."""
-        if time.monotonic() > self._deadline:
+        if self._limit.is_over:
             raise OutOfTimeError
         operations = self.trace.operations
         if not in_backward():
@@ -658,13 +659,11 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
     def _only_written(self, result: Any) -> list[Tensor]:
         """The tensors that the operator wrote to and does not return."""
-        returned: set[int] = set()
-        map_tensors(result, lambda tensor: returned.add(_address(tensor)))
+        returned = set(map(_address, tensors_in(result)))
         return [tensor for tensor in self._written if _address(tensor) not in returned]
 
     def _note_results(self, operation: Operation, result: Any) -> Iterator[int]:
-        results: list[Tensor] = []
-        map_tensors(result, results.append)
+        results = tensors_in(result)
         written = {_address(tensor) for tensor in self._written}
         for address in written:
             self._writes.setdefault(address, []).append(operation.index)
@@ -759,7 +758,7 @@ def written_tensors(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any
     written: list[Tensor] = []
     for mutate in traits(func).mutates:
         if isinstance(mutate, str):
-            map_tensors(kwargs.get(mutate), written.append)
+            written += tensors_in(kwargs.get(mutate))
         elif mutate < len(args):
-            map_tensors(args[mutate], written.append)
+            written += tensors_in(args[mutate])
     return written

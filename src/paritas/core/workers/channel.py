@@ -10,11 +10,12 @@ import contextlib
 import selectors
 import socket
 import struct
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,9 +115,9 @@ class Channel:
             TimeoutError: the time limit was reached.
             MessageError: it is something else.
         """
-        until = None if seconds is None else time.monotonic() + seconds
-        header = self._read(_HEADER.size, until)
-        message: T = self._decode(header, kind, until, most_bytes)
+        limit = None if seconds is None else TimeLimit(seconds)
+        header = self._read(_HEADER.size, limit)
+        message: T = self._decode(header, kind, limit, most_bytes)
         return message
 
     def receive_with_descriptors(self, kind: type[T]) -> tuple[T, list[int]]:
@@ -151,25 +152,23 @@ class Channel:
         """Close what this process has of an end that is another's."""
         self._socket.close()
 
-    def _decode(self, header: bytes, kind: Any, until: float | None, most_bytes: int) -> Any:
+    def _decode(self, header: bytes, kind: Any, limit: TimeLimit | None, most_bytes: int) -> Any:
         (length,) = _HEADER.unpack(header)
         if length > most_bytes:
             raise MessageError(f"a message of {length} bytes")
         try:
-            return msgspec.msgpack.decode(self._read(length, until), type=kind)
+            return msgspec.msgpack.decode(self._read(length, limit), type=kind)
         except (msgspec.DecodeError, RecursionError) as error:
             raise MessageError(f"not a message: {error}") from error
 
-    def _read(self, count: int, until: float | None) -> bytes:
+    def _read(self, count: int, limit: TimeLimit | None) -> bytes:
         """Read so many bytes; the time limit is that of all of them."""
         parts: list[bytes] = []
         while count:
-            if until is not None and time.monotonic() > until:
+            if limit is not None and limit.is_over:
                 raise TimeoutError
             try:
-                self._socket.settimeout(
-                    None if until is None else max(until - time.monotonic(), 0.001)
-                )
+                self._socket.settimeout(None if limit is None else max(limit.left, 0.001))
                 part = self._socket.recv(min(count, _CHUNK))
             except TimeoutError:
                 raise

@@ -12,6 +12,8 @@ import traceback
 import warnings
 from typing import IO, TYPE_CHECKING, Protocol
 
+from paritas.core.time_limit import TimeLimit
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -115,8 +117,8 @@ def fork_process(begin: Callable[[], None], log: int, foreign: Iterable[int] = (
 
 def wait_for_end(process: Process, seconds: float) -> int | None:
     """Wait for the exit code; None if the process still runs after this time."""
-    until = time.monotonic() + seconds
-    while (code := process.poll()) is None and time.monotonic() < until:
+    limit = TimeLimit(seconds)
+    while (code := process.poll()) is None and not limit.is_over:
         time.sleep(_LOOK_SECONDS)
     return code
 

@@ -54,7 +54,6 @@ SAFETENSORS_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e8m0fnu: "F8_E8M0",
 }
-_PARTS_OF_COMPLEX = {torch.complex32: "F16", torch.complex64: "F32", torch.complex128: "F64"}
 _FLOAT4 = torch.float4_e2m1fn_x2
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 # Integer dtypes to copy through: torch copies integers of any width bit for bit.
@@ -104,8 +103,8 @@ def in_safetensors(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, list[
     name = SAFETENSORS_NAMES.get(dtype)
     if name is not None:
         return name, list(shape)
-    if dtype in _PARTS_OF_COMPLEX:
-        return _PARTS_OF_COMPLEX[dtype], [*shape, 2]
+    if dtype.is_complex:
+        return SAFETENSORS_NAMES[dtype.to_real()], [*shape, 2]
     if dtype is _FLOAT4 and shape:
         # torch counts bytes, safetensors counts the two numbers in each.
         return "F4", [*shape[:-1], shape[-1] * 2]

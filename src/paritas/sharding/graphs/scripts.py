@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.operators.calls import tensors_in
 from paritas.core.placement.placement import Terms, bounds, name_of, split_values
 from paritas.core.reporting.scripts import (
     NoScriptError,
@@ -28,6 +27,7 @@ from paritas.core.reporting.scripts import (
 from paritas.core.results.findings import Status
 from paritas.core.results.items import ItemKind, Once, Partial, Replicate, Shard, after_call
 from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.operators import WIDE, tensors_in
 from paritas.sharding.graphs.calls import CallValues, copy_values
 from paritas.sharding.graphs.checking import offers, prepare_call
 from paritas.sharding.graphs.operators import subject_of
@@ -126,15 +126,9 @@ def _import_line(module: ModuleType, name: str) -> str:
 
 # --- The part that every script shares: run the operator unsplit and on ranks ---------------------
 
-_RUN = '''
-
-WIDE = {
-    torch.float16: torch.float64,
-    torch.bfloat16: torch.float64,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
-
+_WIDE = "".join(f"    {narrow}: {wide},\n" for narrow, wide in WIDE.items())
+_RUN = f"\n\nWIDE = {{\n{_WIDE}}}\n"
+_RUN += '''
 
 def lifted(value, wide):
     """Convert an argument to float64 if `wide` is set."""

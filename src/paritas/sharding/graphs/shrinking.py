@@ -12,11 +12,11 @@ import torch
 
 from paritas.core.candidates.loading import find_graph
 from paritas.core.errors import UsageError
-from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.placement import Recipe
 from paritas.core.reporting.scripts import SHOWN, NoScriptError
 from paritas.core.shrinking import FolderShrinker, NothingFailsError, ShrinkReport, ShrinkSearch
+from paritas.core.time_limit import TimeLimit
 from paritas.sharding.graphs.calls import (
     OPTION_SOURCES,
     CallValues,
@@ -289,7 +289,7 @@ def _run_attempts(
     """Write the script of the first attempt that shows the failure."""
     attempt, queries = None, 0
     for queries, attempt in enumerate(attempts, start=1):
-        if search.limit.is_reached:
+        if search.limit.is_over:
             raise NothingFailsError(
                 f"{_title(attempt)}: it did not fail within {search.limit.seconds:g} seconds; "
                 "allow more time"
@@ -331,7 +331,7 @@ def _report_script(
         after=attempt.words,
         diagnosis=next(diagnoses, None),
         queries=queries,
-        seconds=search.limit.seconds - search.limit.left,
+        seconds=search.limit.spent,
         said=outcome.note or SHOWN,
     )
 

@@ -14,7 +14,6 @@ from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.operators.calls import tensors_in
 from paritas.core.placement.assembly import join
 from paritas.core.placement.placement import (
     RankCut,
@@ -36,7 +35,7 @@ from paritas.core.results.items import (
     gradient,
     output,
 )
-from paritas.core.torch_private.operators import WIDE, default_dtype, map_tensors
+from paritas.core.torch_private.operators import WIDE, default_dtype, map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

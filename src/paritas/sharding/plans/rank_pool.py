@@ -13,7 +13,6 @@ import re
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -29,6 +28,7 @@ from paritas.core.errors import (
     in_one_line,
 )
 from paritas.core.results.rank_backends import GLOO, RANK_BACKENDS, BackendName
+from paritas.core.time_limit import TimeLimit
 from paritas.core.workers.channel import Channel, ChannelClosedError, wait_for_any
 from paritas.core.workers.inside import Program
 from paritas.core.workers.starting import environment_here, signal_name, wait_for_end
@@ -312,9 +312,9 @@ class RankPool:
 
     def _collect(self, timeout: float, what: str) -> list[RankAnswer]:
         answers: dict[int, RankAnswer] = {}
-        deadline = time.monotonic() + timeout
+        limit = TimeLimit(timeout)
         while len(answers) < self.ranks:
-            remaining_seconds = deadline - time.monotonic()
+            remaining_seconds = limit.left
             late = [rank for rank in range(self.ranks) if rank not in answers]
             if remaining_seconds <= 0:
                 if any(answer.error for answer in answers.values()):
@@ -330,7 +330,7 @@ class RankPool:
             for rank in ready:
                 answers[rank] = answer = self._answer(rank, answers)
                 if answer.error is not None:
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                    limit = limit.shorten(_GRACE_SECONDS)
         return [answers[rank] for rank in range(self.ranks)]
 
     def _answer(self, rank: int, answers: Mapping[int, RankAnswer]) -> RankAnswer:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paritas.core.execution.module_hooks import ModuleHooks
-from paritas.core.numerics.contents import leaves
+from paritas.core.numerics.contents import leaves, map_arguments
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.placement.rank_pieces import RankPiece
 from paritas.core.results.items import Shard
@@ -416,11 +416,7 @@ class ModuleWatch(ModuleHooks):
         if not self._keeps:
             return entered, args, kwargs
         input_marker = _Given(self, self._trace.steps[-1], entered)
-        return (
-            entered,
-            input_marker.replace_tensors(args, "args"),
-            input_marker.replace_tensors(kwargs, "kwargs"),
-        )
+        return entered, *map_arguments(args, kwargs, input_marker.view_input)
 
     def leave_call(
         self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -496,20 +492,9 @@ class _Given:
     entered: _EnteredCall
     views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
-    def replace_tensors(self, argument: Any, path: str) -> Any:
-        """The inputs with views instead of the tensors that require a gradient."""
-        if type(argument) is tuple:
-            return tuple(
-                self.replace_tensors(element, f"{path}[{n}]") for n, element in enumerate(argument)
-            )
-        if type(argument) is dict and path == "kwargs":
-            return {
-                name: self.replace_tensors(element, f"{path}[{name!r}]")
-                for name, element in argument.items()
-            }
-        if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
-            return argument
-        if not torch.is_grad_enabled():
+    def view_input(self, path: str, argument: Tensor) -> Tensor:
+        """A view of an input that requires a gradient; any other input as it is."""
+        if not (argument.requires_grad and torch.is_grad_enabled()):
             return argument
         if id(argument) not in self.views:
             try:

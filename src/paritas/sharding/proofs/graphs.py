@@ -23,10 +23,11 @@ import torch
 from torch import Tensor, fx
 
 from paritas.core.errors import UsageError
-from paritas.core.operators.calls import OperatorCall, tensors_in
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.catalogue import define
 from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
+from paritas.core.torch_private.operators import tensors_in
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
 from paritas.sharding.proofs.certificates import GRAPH_VERSION, describe_tensor

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from paritas.core.compiled.locate import minimise
+from paritas.core.time_limit import UNLIMITED, TimeLimit
 
 ITEMS = [f"n{i}" for i in range(40)]
 
@@ -23,19 +22,19 @@ def test_exactly_what_is_needed_is_left(needed):
         asked.append(part)
         return needed <= set(part)
 
-    assert set(minimise(ITEMS, shows, math.inf)) == needed
+    assert set(minimise(ITEMS, shows, UNLIMITED)) == needed
     assert len(asked) <= 40 * len(needed)
     assert len({tuple(part) for part in asked}) == len(asked), "a compile was made twice"
 
 
 def test_order_is_kept():
-    assert minimise(ITEMS, lambda part: {"n30", "n2"} <= set(part), math.inf) == ["n2", "n30"]
+    assert minimise(ITEMS, lambda part: {"n30", "n2"} <= set(part), UNLIMITED) == ["n2", "n30"]
 
 
 def test_without_time_everything_is_left():
-    assert minimise(ITEMS, lambda part: "n5" in part, -math.inf) == ITEMS
+    assert minimise(ITEMS, lambda part: "n5" in part, TimeLimit(-1)) == ITEMS
 
 
 def test_one_of_several_ways_to_show_it_is_enough():
-    left = minimise(ITEMS, lambda part: "n5" in part or "n30" in part, math.inf)
+    left = minimise(ITEMS, lambda part: "n5" in part or "n30" in part, UNLIMITED)
     assert left in (["n5"], ["n30"])

@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from paritas.core import time_limit
 from paritas.core.errors import ClusterLostError, UsageError
 from paritas.core.execution import executors
 from paritas.core.settings import own_version
@@ -60,7 +61,7 @@ def test_a_lost_scheduler_takes_no_more_work():
 
 def test_a_cluster_may_be_without_workers_only_for_a_while(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(executors.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time_limit.time, "monotonic", lambda: now[0])
     cluster = executors._Cluster(Client({}), "host:1")
     now[0] = 119.0
     cluster.check()

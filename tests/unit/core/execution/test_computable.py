@@ -91,3 +91,13 @@ def test_many_values_are_drawn_without_equal_rows() -> None:
     assert len(drawn.unique(dim=0)) == 1024
     assert drawn.min() >= given.min()
     assert drawn.max() <= given.max()
+
+
+def test_values_between_infinite_ones_are_numbers() -> None:
+    given = torch.randn(6, 8)
+    given[:, ::2] = -math.inf
+    maker = CaseMaker(Inputs((given,)), None, has_weights=False, has_modes=False, seed=0)
+    drawn = maker._draw_tensor("input[0]", given, (60, 80))
+    assert not drawn.isnan().any()
+    assert drawn.isinf().any()
+    assert drawn.isfinite().any()

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import input_sets, inspect_subject
 from paritas.core.locating.locate_programs import locate_programs
 from paritas.core.locating.places import FailedCall, Place
+from paritas.core.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def find_place(
         config=config,
         conditions=RunConditions(gradients=gradients, seed=config.seed),
         failures=verdict.failures,
-        deadline=time.monotonic() + seconds,
+        limit=TimeLimit(seconds),
         tell=lambda _: None,
     )
     return locate_programs(call)

@@ -13,6 +13,8 @@ from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.placement import Recipe
 from paritas.core.reporting.scripts import NoScriptError, literal
 from paritas.core.results.items import Partial, Replicate, Shard
+from paritas.core.torch_private.operators import WIDE
+from paritas.sharding.graphs import scripts
 from paritas.sharding.graphs.scripts import (
     Facts,
     function_text,
@@ -157,6 +159,13 @@ def test_complex_arguments_are_stored_and_come_back(tmp_path, untried, dtype):
     exec(compile(script.read_text(), "script.py", "exec"), names)
     given = names["arguments"](None)
     assert all(torch.equal(given[place], value) for place, value in enumerate(args))
+
+
+def test_a_script_lifts_what_a_check_lifts():
+    namespace = {"torch": torch}
+    exec(scripts._RUN, namespace)
+    assert namespace["lifted"](torch.complex32, True) is torch.complex128
+    assert namespace["WIDE"] == WIDE
 
 
 def test_a_note_says_that_a_script_shows_nothing(tmp_path, monkeypatch):

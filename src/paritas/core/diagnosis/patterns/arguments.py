@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.diagnosis.calls import UNUSABLE, step_names
-from paritas.core.diagnosis.case import HUGE, Case, Context, roundoff, widen
+from paritas.core.diagnosis.case import Case, Context, roundoff, widen
 from paritas.core.diagnosis.patterns.attention import (
     factor_of,
     is_attention,
@@ -27,6 +27,7 @@ from paritas.core.diagnosis.patterns.attention import (
 from paritas.core.diagnosis.patterns.norms import NORMS, norm_of, with_norm
 from paritas.core.diagnosis.patterns.operands import result_of
 from paritas.core.diagnosis.patterns.predictions import Predictor
+from paritas.core.numerics.random_tensors import HUGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

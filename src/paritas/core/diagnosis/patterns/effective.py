@@ -33,10 +33,9 @@ from paritas.core.diagnosis.patterns.variations import is_summand
 from paritas.core.diagnosis.patterns.weights import propose_bends, propose_weights
 from paritas.core.diagnosis.region import find_region
 from paritas.core.diagnosis.stating import OPERAND
-from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.global_state import quietly
-from paritas.core.torch_private.operators import Operator
+from paritas.core.torch_private.operators import Operator, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -280,7 +279,7 @@ def _names_of(call: LiveCall) -> list[str]:
     named_arguments = [*zip(names, call.args, strict=True), *call.kwargs.items()]
     tensor_names: list[str] = []
     for name, value in named_arguments:
-        tensors = [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
+        tensors = [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
         is_plain = isinstance(value, torch.Tensor)
         tensor_names += [
             name if is_plain and name else f"tensor {len(tensor_names)}" for _ in tensors

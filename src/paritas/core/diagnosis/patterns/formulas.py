@@ -14,9 +14,14 @@ from paritas.core.diagnosis.patterns.attention import factor_of, weights_and_val
 from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.core.diagnosis.patterns.steps import with_output
 from paritas.core.diagnosis.patterns.sums import reduced_dims
-from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.torch_private.kernels import decomposition_of
-from paritas.core.torch_private.operators import DispatchMode, call_bound, count_results, traits
+from paritas.core.torch_private.operators import (
+    DispatchMode,
+    call_bound,
+    count_results,
+    tensors_in,
+    traits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,7 +122,7 @@ class _Apart(DispatchMode):
         kwargs = kwargs or {}
         kind = traits(func)
         name = kind.name.strip("_")
-        tensors = tensors_of(list(args))
+        tensors = tensors_in(list(args))
         sentence = (
             self._name(args[0]) if kind.view else f"{name}({', '.join(map(self._name, args))})"
         )

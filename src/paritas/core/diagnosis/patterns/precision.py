@@ -131,7 +131,7 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
     wide = [widen(tensor) for tensor in floating]
     every = tuple(range(len(floating)))
     choices = _choices(every)
-    until = effort.until(_MOST_SECONDS)
+    limit = effort.limit_search(_MOST_SECONDS)
     tables = tuple(position for position in every if floating[position].dim() > 1)
     changes = [
         *((_name_format(form), how, change, choices) for form, how, change in _roundings(floating)),
@@ -158,7 +158,7 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
                 value = attempt(functools.partial(rerun.value, changed), case.shape)
             if value is not None:
                 yield Recomputed(value, name, _name_inputs(chosen, every), how)
-            if effort.now() > until:
+            if limit.is_over:
                 return
 
 
@@ -312,12 +312,12 @@ def _rounded_sums(case: Case) -> list[Pattern]:
     sums = _summation_of(case)
     if sums is None or sums.length * case.reference.numel() > _MOST_WORK:
         return []
-    until = effort.until(_MOST_SECONDS)
+    limit = effort.limit_search(_MOST_SECONDS)
     halves = zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True)
     for (form, dtype), chunk, each in itertools.product(halves, _CHUNKS, (False, True)):
         chunks = -(-sums.length // chunk)
         most = min(_MOST_CHUNKS, _MOST_PARTIAL // case.reference.numel())
-        if not 1 < chunks <= most or effort.now() > until:
+        if not 1 < chunks <= most or limit.is_over:
             continue
         value = sums.round_chunks(chunk, dtype, each=each)
         if value.numel() != case.reference.numel():

@@ -51,12 +51,12 @@ from paritas.core.diagnosis.patterns.written import changed_values, inner_mistak
 from paritas.core.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.core.diagnosis.second_look import holds_again
 from paritas.core.diagnosis.stating import INSIDE
-from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.operators import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.case import Case
     from paritas.core.diagnosis.patterns.unknowns import Unknown
     from paritas.core.results.findings import Pattern
+    from paritas.core.time_limit import TimeLimit
 
     _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
     _Suggesting = Callable[["Predictor"], Iterator[tuple[int, Variation]]]
@@ -327,19 +328,19 @@ class Predictor:
         ]
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
-        until = effort.until(_MOST_SECONDS * self.case.context.patience)
-        tried, reproductions = self._try_all(Predictor._variations, until)
+        limit = effort.limit_search(_MOST_SECONDS * self.case.context.patience)
+        tried, reproductions = self._try_all(Predictor._variations, limit)
         if reproductions:
             return tried, reproductions
         for position, step in self.steps:
             with contextlib.suppress(FatalAttemptError):
-                deduce = functools.partial(self._deductions, position, step, until)
+                deduce = functools.partial(self._deductions, position, step, limit)
                 deductions = attempt_apart(deduce)
                 tried += len(deductions)
                 reproductions += filter(None, deductions)
         if reproductions:
             return tried, reproductions
-        more, reproductions = self._try_all(Predictor._inner_mistakes, until)
+        more, reproductions = self._try_all(Predictor._inner_mistakes, limit)
         tried += more
         if reproductions:
             return tried, [
@@ -350,7 +351,7 @@ class Predictor:
         if reproductions:
             return tried, reproductions
         for which, (position, unknown) in enumerate(inner_numbers(self.steps)):
-            if effort.now() > until:
+            if limit.is_over:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
@@ -364,13 +365,13 @@ class Predictor:
 
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
-        until = effort.until(_MOST_SECONDS_OF_CHANGES * self.case.context.patience)
+        limit = effort.limit_search(_MOST_SECONDS_OF_CHANGES * self.case.context.patience)
         tried = 0
         for number, _ in enumerate(self._changed_values()):
             make = functools.partial(Predictor._changes_of, number=number)
-            more, reproductions = self._try_all(make, until)
+            more, reproductions = self._try_all(make, limit)
             tried += more
-            if reproductions or effort.now() > until:
+            if reproductions or limit.is_over:
                 # What is done to the result of the last operator is done to that of the call.
                 of_call = number == 0 and self._last_output is not None
                 return tried, [
@@ -468,13 +469,13 @@ class Predictor:
     def _results_of(self, step: Step) -> list[Tensor]:
         """What an operator gives, in float64 if that is what the value in question is held to."""
         if self.case.candidate.dtype != torch.float64:
-            return tensors_of(step.run())
+            return tensors_in(step.run())
         values = Copier(widen=True).copy_tree(dict(step.values))
         with contextlib.suppress(*UNUSABLE):
-            return tensors_of(dataclasses.replace(step, values=values).run())
-        return tensors_of(step.run())
+            return tensors_in(dataclasses.replace(step, values=values).run())
+        return tensors_in(step.run())
 
-    def _try_all(self, suggest: _Suggesting, until: float) -> tuple[int, list[Reproduction]]:
+    def _try_all(self, suggest: _Suggesting, limit: TimeLimit) -> tuple[int, list[Reproduction]]:
         """How many of these were tried in time, and those that reproduce the candidate."""
         tried = 0
         reproductions: list[Reproduction] = []
@@ -483,7 +484,7 @@ class Predictor:
                 trial = attempt_apart(functools.partial(self._trial, position, variation, suggest))
                 tried += trial is not None
                 reproductions += trial or []
-            if effort.now() > until:
+            if limit.is_over:
                 break
         return tried, reproductions
 
@@ -674,8 +675,8 @@ class Predictor:
             every = suggest(predictor)
             return ((position, each) for position, each in every if _form(each.sentence) == form)
 
-        until = effort.until(_MOST_SECONDS_AGAIN)
-        return bool(self._try_all(suggest_alike, until)[1]) or effort.now() > until
+        limit = effort.limit_search(_MOST_SECONDS_AGAIN)
+        return bool(self._try_all(suggest_alike, limit)[1]) or limit.is_over
 
     def function_of_right(self, reproduction: Reproduction) -> str:
         """The function of the right values that a mistake gives, if it is one that has a name."""
@@ -730,16 +731,16 @@ class Predictor:
             prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
         )
 
-    def _deductions(self, position: int, step: Step, until: float) -> list[Reproduction | None]:
+    def _deductions(self, position: int, step: Step, limit: TimeLimit) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
 
         def predict(variation: Variation) -> Tensor | None:
-            is_late = effort.now() > until
+            is_late = limit.is_over
             return None if is_late else self._prediction(position, variation)
 
         def deduce(other: Predictor) -> list[Reproduction | None]:
             steps = dict(other.steps)
-            return other._deductions(position, steps[position], until) if position in steps else []
+            return other._deductions(position, steps[position], limit) if position in steps else []
 
         reproductions = []
         for variation in deduced_variations(
@@ -844,7 +845,7 @@ class Predictor:
             for variation in function_call_variations(self.call.function_step):
                 yield WHOLE, variation
         for position, step in self.steps:
-            if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
+            if len(self.steps) > 1 and not tensors_in(list(step.values.values())):
                 continue  # a number made inside of a call, such as what a mask becomes
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):

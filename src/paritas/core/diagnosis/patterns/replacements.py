@@ -12,9 +12,9 @@ from paritas.core.diagnosis.calls import step_names
 from paritas.core.diagnosis.case import holds_in_block, weigh, wrong_block
 from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.patterns.functions import UNARY
-from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
+from paritas.core.torch_private.operators import tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def _follows_nothing(case: Case) -> bool:
 def _has_one_value(case: Case) -> bool:
     """Whether the operands show nothing: each has one value, and others cannot be tried."""
     steps = () if case.context.call is None else case.context.call.steps
-    values = [tensor for _, step in steps for tensor in tensors_of(list(step.values.values()))]
+    values = [tensor for _, step in steps for tensor in tensors_in(list(step.values.values()))]
     is_one = all(bool((value == value.reshape(-1)[:1]).all()) for value in values)
     return bool(values) and is_one and not case.repeated
 

@@ -17,11 +17,11 @@ from torch import distributed
 
 from paritas.core.errors import UsageError, first_line, in_one_line
 from paritas.core.importing import import_dotted, import_module
-from paritas.core.operators.calls import OperatorCall, tensors_in
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.placement import Group, RankError, Recipe, device_of, move_argument
 from paritas.core.results.items import Item, ItemKind, Partial, Replicate, Shard
 from paritas.core.results.rank_backends import backend_of_group
-from paritas.core.torch_private.operators import default_dtype, map_tensors
+from paritas.core.torch_private.operators import default_dtype, map_tensors, tensors_in
 from paritas.sharding.operators.runner import COTANGENTS, Draws, Runner
 from paritas.sharding.plans.rank_pool import LostRankError
 

@@ -1,18 +1,17 @@
-"""The time limit of a judgement or a search, and how it reaches into what takes long.
+"""The time that something may take, and how its end reaches into what takes long.
 
-A call in another process ends with that process. Runs in this one end at the next operator, and
-compilations wherever they are.
+A call in another process ends with that process. Runs in this one end where they ask for the time,
+and compilations wherever they are.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-from paritas.core.torch_private.operators import DispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,30 +25,42 @@ class OutOfTime(BaseException):
 
 
 class TimeLimit:
-    """The time that one judgement may take.
+    """The time that a judgement, a search or a wait may take.
 
     Attributes:
         seconds: all of it.
+        of_thread: count the time of the processor in the thread that asks: what runs beside it,
+            and waiting, do not count. Otherwise the time of the clock.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, of_thread: bool = False) -> None:
         """Begin now."""
-        self.seconds = seconds
+        self.seconds, self.of_thread = seconds, of_thread
         self.begin()
 
     def begin(self, spent: float = 0.0) -> None:
         """Begin anew; `spent` seconds of the time are gone already."""
-        self._end = time.monotonic() + self.seconds - spent
+        self._began = self._now() - spent
+        self._end = self._began + self.seconds
 
     @property
     def left(self) -> float:
         """The seconds that are left; negative after the end."""
-        return self._end - time.monotonic()
+        return self._end - self._now()
 
     @property
-    def is_reached(self) -> bool:
+    def spent(self) -> float:
+        """The seconds since the beginning, of a limit without an end as well."""
+        return self._now() - self._began
+
+    @property
+    def is_over(self) -> bool:
         """Whether no time is left."""
         return self.left <= 0
+
+    def shorten(self, seconds: float) -> TimeLimit:
+        """Another limit: what is left of this one, but at most so many seconds from now on."""
+        return TimeLimit(min(self.left, seconds), of_thread=self.of_thread)
 
     def require(self, seconds: float = 0.0) -> None:
         """Require that this much time is left.
@@ -70,8 +81,17 @@ class TimeLimit:
             self._end += seconds
 
     @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Do not count the time of this block, which has a limit of its own."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            self._end += self._now() - began
+
+    @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """End this block when the limit is reached, also within a compilation.
+        """End this block when the limit, by the clock, is reached, also within a compilation.
 
         By a signal, as Ctrl-C does: in other threads, on systems without it, and while another
         timer of the process runs, the block ends where it asks for the time.
@@ -92,6 +112,11 @@ class TimeLimit:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
+    def _now(self) -> float:
+        return time.thread_time() if self.of_thread else time.monotonic()
+
+
+UNLIMITED = TimeLimit(math.inf)
 
 # Long enough to put everything back that the first interruption leaves changed.
 _AGAIN_AFTER = 10.0
@@ -105,24 +130,3 @@ def _can_interrupt() -> bool:
 
 def _raise_out_of_time(*_: Any) -> None:
     raise OutOfTime
-
-
-class TimeWatch(DispatchMode):
-    """Ends a run at the first operator after the time limit."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, limit: TimeLimit) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._limit = limit
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run the operator.
-
-        Raises:
-            OutOfTime: the time limit was reached.
-        """
-        self._limit.require()
-        return func(*args, **(kwargs or {}))

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paritas.core.execution import time_limit
-from paritas.core.execution.time_limit import OutOfTime, TimeLimit
+from paritas.core import time_limit
+from paritas.core.time_limit import OutOfTime, TimeLimit
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.messages import SideName
 from paritas.kernels.references import KernelTask
