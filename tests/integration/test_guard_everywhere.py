@@ -29,6 +29,7 @@ from paritas.core.compiled.guard_settings import (
 from paritas.core.errors import UnsupportedTorchError
 from paritas.core.torch_private.arrival import HOOK, MODULE
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
 X = torch.arange(1.0, 9.0)
 
 

@@ -7,6 +7,8 @@ import torch
 
 from paritas import Status, guard
 
+pytestmark = pytest.mark.usefixtures("undiagnosed")
+
 
 def largest(x):
     return (x.sin() * x.exp()).amax(0)

@@ -30,6 +30,7 @@ def sine_backend(graph, _):
     return graph.forward
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_compiled_steps_pass_and_a_wrong_backend_fails():
     torch.manual_seed(0)
     model = Trained()
@@ -40,6 +41,7 @@ def test_compiled_steps_pass_and_a_wrong_backend_fails():
         torch.compiler.reset()
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_compiled_candidate_runs_the_other_ways_and_its_faults_are_found():
     torch.manual_seed(0)
     model = Decoder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -43,15 +44,20 @@ def recorded(path, build, shape, **options):
     return results, Dump.open(path)
 
 
+@functools.cache
+def unrecorded():
+    """What a perceptron computes without recording."""
+    return run(fresh(perceptron), (3, 8), "inductor")
+
+
 def same(left, right):
     return all(torch.equal(mine, theirs) for mine, theirs in zip(left, right, strict=True))
 
 
 def test_a_program_computes_and_draws_the_same_with_and_without_recording(tmp_path):
     # Convolutions, whose layout Inductor changes, are in `test_record_fused_buffers.py`.
-    expected = run(fresh(perceptron), (3, 8), "inductor")
     results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
-    assert same(results, expected)
+    assert same(results, unrecorded())
     assert {what.status for what in dump.header(0).observed} == {"unchanged"}
     assert {what.graph for what in dump.header(0).observed} == {
         "graph_0 forward",
@@ -93,9 +99,8 @@ def test_each_step_has_its_buffers_with_node_module_kernel_and_line_and_what_the
 
 
 def test_taps_bring_every_node_and_the_dump_says_so(tmp_path):
-    expected = run(fresh(perceptron), (3, 8), "inductor")
     results, dump = recorded(tmp_path / "dump", perceptron, (3, 8), taps=True)
-    assert same(results, expected)
+    assert same(results, unrecorded())
     assert dump.header(0).taps
     labels = [what.graph for what in dump.header(0).observed]
     assert "graph_0 forward tapped" in labels
@@ -130,10 +135,9 @@ def test_where_recording_changes_the_outputs_the_program_goes_on_with_its_own(
         object.__setattr__(code, "code", run_wrongly)
         return code
 
-    expected = run(fresh(perceptron), (3, 8), "inductor")
     monkeypatch.setattr(fused, "compile_listening", compile_wrongly)
     results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
-    assert same(results, expected)
+    assert same(results, unrecorded())
     observed = dump.header(0).observed
     assert {what.status for what in observed} == {"changed"}
     assert "values differ" in observed[0].detail
@@ -146,13 +150,12 @@ def test_code_that_cannot_be_made_to_tell_lets_the_program_go_on_and_is_an_error
     def fail(*given):
         raise ArithmeticError("no luck")
 
-    expected = run(fresh(perceptron), (3, 8), "inductor")
     monkeypatch.setattr(fused, "compile_listening", fail)
     backend = record(tmp_path / "dump", source="fused")
     results = run(fresh(perceptron), (3, 8), backend)
     with pytest.raises(UsageError, match="graph_0 forward: its inside is not recorded"):
         backend.close()
-    assert same(results, expected)
+    assert same(results, unrecorded())
     dump = Dump.open(tmp_path / "dump")
     assert dump.problems == []
     observed = dump.header(0).observed

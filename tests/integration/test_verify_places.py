@@ -60,6 +60,7 @@ def located(verdict: Verdict) -> list[Finding]:
     return [finding for finding in verdict.findings if finding.origin is not None]
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_node_of_a_registered_backend_is_named_with_its_line_and_module() -> None:
     net = Net()
     verdict = paritas.verify([X], net, torch.compile(net, backend=sin_as_cos), LOCATES)
@@ -75,6 +76,7 @@ def test_a_wrong_node_of_a_registered_backend_is_named_with_its_line_and_module(
     assert not any("where it starts" in note for note in verdict.notes)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_searches_do_not_use_up_the_recompiles_of_the_candidate() -> None:
     graphs = Spy()
 
@@ -110,6 +112,7 @@ def test_what_passes_has_no_cause_and_the_verdict_is_what_it_was() -> None:
     assert not any(f.cause for f in verdict.findings if f.status.passes())
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_gradient_alone_is_located_and_explains_the_gradients() -> None:
     net = Net()
     candidate = torch.compile(net, backend=gradient_of_sin_wrong)
@@ -119,6 +122,7 @@ def test_a_wrong_gradient_alone_is_located_and_explains_the_gradients() -> None:
     assert {f.cause for f in verdict.failures if f is not place} == {place.path}
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_value_does_not_hide_a_gradient_that_is_wrong_elsewhere() -> None:
     net = Net()
     candidate = torch.compile(net, backend=value_of_exp_and_gradient_of_sin_wrong)
@@ -128,6 +132,7 @@ def test_a_wrong_value_does_not_hide_a_gradient_that_is_wrong_elsewhere() -> Non
     assert gradient.item.kind.is_gradient or "gradients" in gradient.path
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_value_alone_is_the_only_cause_of_wrong_gradients() -> None:
     net = Net()
     candidate = torch.compile(net, backend=sin_as_cos)
@@ -136,6 +141,7 @@ def test_a_wrong_value_alone_is_the_only_cause_of_wrong_gradients() -> None:
     assert {f.cause for f in verdict.failures if f is not place} == {place.path}
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_two_faulty_graphs_are_two_causes() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         y = torch.sin(x) * 2
@@ -149,6 +155,7 @@ def test_two_faulty_graphs_are_two_causes() -> None:
     assert next(f for f in verdict.findings if f.path == "output").cause == first.path
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_compiled_child_of_a_module_is_located() -> None:
     net = Net()
     candidate = copy.deepcopy(net)
@@ -159,6 +166,7 @@ def test_a_compiled_child_of_a_module_is_located() -> None:
     assert "torch.sin(x) + 1" in place.origin.code
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_the_first_failing_set_of_inputs_is_located() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.sin(x) if x.shape[0] > 1 else torch.cos(x)
@@ -171,6 +179,7 @@ def test_the_first_failing_set_of_inputs_is_located() -> None:
     assert place.origin.operator == "sin"
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_fault_that_only_the_second_call_shows_is_located() -> None:
     calls = [0]
 
@@ -326,6 +335,7 @@ def test_the_search_leaves_generators_state_gradients_and_compiled_code_alone() 
     assert count_compiled_frames() == frames
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_pass_of_inductor_is_located_at_its_node(scalar_kernels: None) -> None:
     def swap(graph: torch.fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
@@ -342,6 +352,7 @@ def test_a_wrong_pass_of_inductor_is_located_at_its_node(scalar_kernels: None) -
     assert "post_grad_custom_post_pass" in place.reason
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_a_wrong_pass_over_the_joint_graph_is_named(scalar_kernels: None) -> None:
     """Each compiled graph is right by itself: the pass works before the graph is split."""
 
@@ -395,6 +406,7 @@ def test_by_blocks_the_place_is_inside_of_the_wrong_block() -> None:
     assert next(f for f in verdict.findings if f.path == "output").cause == place.path
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_an_interrupt_by_blocks_leaves_what_has_failed_so_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

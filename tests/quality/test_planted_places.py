@@ -81,6 +81,7 @@ def test_a_plan_plants_in_its_node_and_in_no_other():
     torch.testing.assert_close(wrong[0], right[0] * 1.01)  # the last linear layer alone
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_guard_names_a_planted_node_and_the_row_says_so():
     row = try_unit(Subject("Perceptron", "building"), "guard", "pass captured place", 0, 0)
     assert row["outcome"] == "exact"

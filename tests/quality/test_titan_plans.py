@@ -92,6 +92,7 @@ def mixed_precision(model, mesh, *, spoil=False):
         model.layers[1].register_forward_hook(lambda _module, _args, value: 1.05 * value)
 
 
+@pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize(
     ("dtype", "spoil", "status"),
     [

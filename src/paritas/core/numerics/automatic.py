@@ -65,6 +65,10 @@ FEW_RUNS, MOST_RUNS = 3, 12
 # A candidate may be this many times as far from the truth as the worst run of a reference that
 # gives other bits in every run: twice its error is not a loss that anyone should look into.
 REPEATED = 2.0
+# One in 350 right candidates is further off than that from the worst of twelve runs, by a figure
+# whose sign is chance. So one that is at most this many times over the limit is judged by more
+# runs; of the most of them, one in 20,000 is.
+NEAR_REPEATED, MOST_NEAR_RUNS = 2.0, 48
 # A tie moves at most this share of the elements over the limit.
 SPARSE = 0.05
 # Pairs of runs that measure what decisions move: two to see whether anything moves, then one by one
@@ -574,15 +578,24 @@ def _judge_by_repeats(case: _FloatCase, outcome: _RunOutcome) -> _RunOutcome:
         source="further runs of the reference, which gives other bits in each",
     )
     scored, figures = _distances(candidate, truth, noise)
-    worst = [0.0] * len(figures)
-    for runs in range(1, MOST_RUNS + 1):
+    worst, excess = [0.0] * len(figures), 0.0
+    for runs in range(1, MOST_NEAR_RUNS + 1):
+        if runs > MOST_RUNS and excess > NEAR_REPEATED:
+            break
         repeats = case.evidence.repeats(runs)
         if len(repeats) < runs or repeats[-1].shape != reference.shape:
             break  # it always gives the same bits
         worst = list(map(max, worst, _distances(repeats[-1], truth, noise)[1]))
-        if all(figure <= REPEATED * most for figure, most in zip(figures, worst, strict=True)):
+        excess = max(map(_excess, figures, worst))
+        if excess <= 1:
             return _RunOutcome(scored, passed=True, spread=outcome.spread)
     return outcome
+
+
+def _excess(figure: float, worst: float) -> float:
+    """How many times a figure is over the limit that the worst of the repeated runs sets."""
+    limit = REPEATED * worst
+    return 0.0 if figure <= limit else figure / limit if limit else math.inf
 
 
 def _distances(value: Tensor, truth: Tensor, noise: Noise) -> tuple[Scored, list[float]]:

@@ -582,6 +582,25 @@ def test_a_copy_of_a_reference_that_races_is_equivalent_and_what_errs_more_is_no
     assert judge_floats(program.run(), wrong, program).status is Status.DEGRADED
 
 
+def test_what_is_just_beyond_the_worst_of_twelve_runs_is_judged_by_more_of_them():
+    def judge(times, later):
+        program = Racing()
+        reference = program.run()
+
+        def run(times=1.0):  # all by the same errors, larger or smaller
+            program.seed = 1
+            return Racing.run(program, times)
+
+        program.made = [run() for _ in range(12)]
+        program.run = lambda: run(later)
+        verdict = judge_floats(reference, run(times), program)
+        return verdict.status, len(program.made)
+
+    assert judge(3.0, later=1.6) == (Status.EQUIVALENT, 13)
+    assert judge(3.0, later=1.4) == (Status.DEGRADED, 48)
+    assert judge(5.0, later=3.0) == (Status.DEGRADED, 12)  # too far off for chance
+
+
 def test_a_reference_that_does_not_race_is_run_once_more_at_most():
     program = Racing()
     program.repeats = lambda runs: program.made.append(runs) or []
