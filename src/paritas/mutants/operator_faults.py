@@ -12,6 +12,7 @@ from torch.fx import Node
 from paritas.core.diagnosis.formats import format_of
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.operators.catalogue import operators_of
+from paritas.core.operators.rounding import rounds
 from paritas.core.results.items import ItemKind
 from paritas.mutants.programs import (
     CallPlace,
@@ -332,7 +333,7 @@ def _dtype_in(detail: str) -> torch.dtype:
 
 
 def _narrowable(call_place: CallPlace) -> list[str]:
-    if not (call_place.computes and call_place.kind.rounds):
+    if not (call_place.computes and rounds(call_place.kind)):
         return []
     dtypes = {part.dtype for _, part in call_place.parts()}
     # The dtype is part of the detail, because a run in float64 does not know the program's own.

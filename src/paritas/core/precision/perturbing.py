@@ -20,7 +20,8 @@ import torch
 
 from paritas.core.call_options import takes_options
 from paritas.core.numerics.bits import has_inexact, is_inexact
-from paritas.core.operators.catalogue import summation_of
+from paritas.core.operators.catalogue import operators_of, summation_of
+from paritas.core.operators.rounding import call_rounds, rounds_once
 from paritas.core.precision.accumulation import (
     accumulation,
     errors_of_inner_sums,
@@ -28,14 +29,10 @@ from paritas.core.precision.accumulation import (
     rounded_parts,
 )
 from paritas.core.precision.composites import ATTENTION, Inside, ListeningMode
-from paritas.core.precision.lifting import LiftMode
+from paritas.core.precision.lifting import CHOICES, COMPARISONS, WHOLE_NUMBERS, LiftMode
 from paritas.core.precision.summing import SharedError, UnperturbedCall
 from paritas.core.torch_private.kernels import attends_in_one_kernel, place_of_argument
 from paritas.core.torch_private.operators import (
-    CHOICES,
-    COMPARISONS,
-    ROUNDINGS,
-    call_rounds,
     map_tensors,
     may_use_tf32,
 )
@@ -215,9 +212,9 @@ class DecisionLog:
             # In-place operators have overwritten their argument; its clipped values show as much.
             edges = args[1:3] if name == "hardtanh" and len(args) > 2 else _EDGES[name]  # noqa: PLR2004
             outcome = sum((first > edge).to(torch.uint8) for edge in edges)
-        elif name in COMPARISONS or name in ROUNDINGS:
+        elif name in COMPARISONS or name in WHOLE_NUMBERS:
             outcome = result
-        elif name in {"clamp", "clamp_min", "clamp_max"}:
+        elif name in operators_of("limits"):
             outcome = result == first
         elif name in {"maximum", "minimum"}:
             outcome = first > args[1]
@@ -425,7 +422,7 @@ class PerturbMode(ListeningMode, LiftMode):
             return func(*args, **kwargs)
         shaken, summation = args, summation_of(kind.name)
         coarse = self._input_unit(kind, args, unit)
-        if self.shake_inputs or not kind.basic or coarse > unit:
+        if self.shake_inputs or not rounds_once(kind) or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
             input_unit = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from paritas.core.numerics.bits import has_inexact
+from paritas.core.operators.rounding import rounds
 from paritas.core.precision.lifting import is_rounding, without_half_to_float
 from paritas.core.torch_private.graphs import (
     computes_tensors,
@@ -91,7 +92,7 @@ def _widen_dtypes(node: Node) -> None:
         return
     kind = traits(node.target)
     node.args = without_half_to_float(kind, node.args)
-    if kind.rounds:
+    if rounds(kind):
         values = [_float64_example(value) for value in node.args]
         kernel = float64_kernel(node.target, tuple(values))
         if kernel is not node.target:
