@@ -12,8 +12,8 @@ from torch import nn
 
 from paritas.core.errors import UnsupportedTorchError
 from paritas.core.numerics.contents import given_to_tensor
+from paritas.core.operators import rounding
 from paritas.core.operators.catalogue import SUMMATIONS, operators_of
-from paritas.core.operators.rounding import rounds
 from paritas.core.precision import lifting, perturbing, widening
 from paritas.core.torch_private import dynamo, kernels, operators, tensors
 
@@ -400,7 +400,7 @@ def test_the_traits_of_an_operator(operator, name, flags):
     assert kind.name == name
     assert kind.namespace == "aten"
     shown = {flag for flag in ("view", "mutates", "random", "reads_bits") if getattr(kind, flag)}
-    shown |= {"rounds"} if rounds(kind) else set()
+    shown |= {"rounds"} if rounding.rounds(kind) else set()
     assert shown == flags
 
 

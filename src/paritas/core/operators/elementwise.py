@@ -219,15 +219,11 @@ def x_at(x: Array) -> Callable[..., Term]:
 
 belongs_to("random masks", "bernoulli native_dropout rand rand_like uniform")
 # Floats in the requested dtype, which decides the random stream.
-belongs_to(
-    "random numbers",
-    "rand randn rand_like randn_like normal normal_functional uniform bernoulli cauchy exponential",
-    "log_normal geometric",
-)
+belongs_to("random fills", "uniform normal cauchy exponential log_normal geometric")
+belongs_to("random numbers", "rand randn rand_like randn_like normal_functional bernoulli")
+belongs_to("random integers", "randint randint_like random")
 # Attention, for example, may draw a dropout mask, but also computes.
-belongs_to(
-    "random choices", "multinomial native_dropout poisson randint randint_like random randperm"
-)
+belongs_to("random choices", "multinomial native_dropout poisson randperm")
 
 
 @operator("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _EXACT = operators_of(
     "exact", "comparisons", "whole numbers", "choices", "limits", "fills", "new tensors",
     "values passed on", "maximum", "maxima of windows", "joins", "triangles", "writes at indices",
-    "random numbers", "random choices",
+    "random fills", "random numbers", "random integers", "random choices",
 )  # fmt: skip
 # Operators that only round their result, and correctly. For others the roundings inside are
 # unknown; perturbed inputs represent them.

@@ -165,7 +165,7 @@ def _before_rounding(name: str, value: Tensor, scale: Any, zero_point: Any, axis
 # --- The mode -------------------------------------------------------------------------------------
 
 # The random stream depends on the dtype, so a lifted run must draw in the native one.
-_DRAWN_IN_A_DTYPE = operators_of("random numbers")
+_DRAWN_IN_A_DTYPE = operators_of("random fills", "random numbers")
 
 
 class LiftingError(RuntimeError):
