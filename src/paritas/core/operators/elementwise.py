@@ -45,7 +45,14 @@ belongs_to("limits", "clamp clamp_min clamp_max")
 belongs_to("comparisons", "gt ge lt le eq ne")
 belongs_to("whole numbers", "round floor ceil trunc fix")
 belongs_to("rounded once", "addcdiv addcmul addr lerp neg reciprocal rsub sqrt _to_copy")
-# Exact and rounded once are what other groups do not say: `core.operators.rounding` joins them.
+# Exact, rounded once and smooth are what other groups do not say: `core.operators.rounding` and
+# `core.precision.perturbing` join them.
+belongs_to(
+    "smooth",
+    "addcmul addr atan contiguous cos cosh exp exp2 expm1 lerp log log10 log1p log2",
+    "log_sigmoid_backward log_sigmoid_forward masked_fill native_dropout_backward neg pow prod",
+    "rsub sigmoid sigmoid_backward silu silu_backward sin sinh square tanh tanh_backward where",
+)
 belongs_to(
     "exact",
     "abs bitwise_not complex _conj conj_physical resolve_conj copysign fmax fmin hardtanh",

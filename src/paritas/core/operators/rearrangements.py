@@ -454,6 +454,12 @@ belongs_to(
     "embedding gather index index_fill index_select masked_scatter masked_select _unsafe_index",
     "_unsafe_index_put _unsafe_masked_index",
 )
+belongs_to(
+    "smooth",
+    "as_strided constant_pad_nd embedding expand flip gather index index_put index_select permute",
+    "repeat _reshape_alias roll scatter select select_backward slice slice_backward split",
+    "split_with_sizes squeeze t transpose unbind _unsafe_index _unsafe_index_put unsqueeze view",
+)
 # If an argument makes them add duplicates up.
 belongs_to("rounded once", "index_put scatter _unsafe_index_put")
 belongs_to("embedding backward", "embedding_dense_backward")
