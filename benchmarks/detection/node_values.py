@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.operators.rounding import rounds
 from paritas.core.torch_private.graphs import node_traits
 from paritas.core.torch_private.operators import WIDE
 
@@ -95,7 +96,7 @@ def widened(value: Any) -> Any:
 
 def _rounds(node: Node) -> bool:
     kind = node_traits(node)
-    return kind is not None and kind.rounds and not kind.mutates and not kind.random
+    return kind is not None and rounds(kind) and not kind.mutates and not kind.random
 
 
 def _rounded_once(node: Node, before: dict[str, Any], native: Any) -> Any:

@@ -35,6 +35,7 @@ from paritas.core.execution.executors import (
 from paritas.core.file_trees import local_copy
 from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics.mismatch_maps import mismatch_detail
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import count_things
@@ -348,10 +349,9 @@ def _make_divergence(row: ComparisonRow, *, at_the_start: bool, unmatched: int) 
 
 
 # Operators that overwrite their first argument without reading it.
-_FILLS = {
-    "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_",
-    "normal_", "random_", "uniform_", "zero_",
-}  # fmt: skip
+_FILLS = {f"{name}_" for name in operators_of("fills", "random fills")} | {
+    *("bernoulli_", "copy_", "random_"),
+}
 # How many rows get details; the first divergence is always among them.
 MOST_DETAILS = 48
 # How many failing rows are diagnosed, and up to how many elements. The first always is.

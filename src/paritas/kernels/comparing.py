@@ -31,6 +31,7 @@ from paritas.core.numerics.automatic import nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.contents import ContainerKind, Opaque
 from paritas.core.numerics.criterion import unit_roundoff
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict, mismatch
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
 from paritas.core.results.wording import list_first
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.subject_runs import SubjectProgram
     from paritas.core.execution.subjects import Inputs, Subject
+    from paritas.core.operators.definitions import Group
     from paritas.kernels.messages import CallRecord, Effects, Encoded
     from paritas.kernels.references import ReferenceRun
 
@@ -637,29 +639,30 @@ def _names_operator(forbidden: str, parts: list[str]) -> bool:
     base_name = parts[1].strip("_") if len(parts) > 1 else parts[0]
     if forbidden_operator in {".".join(parts), ".".join(parts[:2]), base_name}:
         return True
-    return base_name in _DECOMPOSED.get(forbidden_operator.removeprefix("aten."), ())
+    return base_name in _decomposed(forbidden_operator.removeprefix("aten."))
 
 
-# What a function of torch is by the time the dispatcher sees it.
-_DECOMPOSED = {
-    "matmul": {"mm", "bmm", "addmm", "mv", "dot", "baddbmm", "linear", "matmul"},
+def _decomposed(function: str) -> set[str]:
+    """What a function of torch is by the time the dispatcher sees it."""
+    operators = operators_of(*_DECOMPOSED[function]) if function in _DECOMPOSED else ()
+    return {name.strip("_") for name in operators} | _ALSO_DECOMPOSED.get(function, set())
+
+
+_DECOMPOSED: dict[str, tuple[Group, ...]] = {
+    "matmul": ("products", "products added to a tensor"),
+    "softmax": ("softmax",),
+    "log_softmax": ("log softmax",),
+    "layer_norm": ("layer norm",),
+    "group_norm": ("group norm",),
+    "batch_norm": ("batch norm", "functional batch norm"),
+    "scaled_dot_product_attention": ("attention",),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose2d"), ("convolution",)),
+}
+# `linear` is only products with a matrix. The last is of devices that torch does not know.
+_ALSO_DECOMPOSED = {
+    "matmul": {"linear", "matmul"},
     "linear": {"mm", "bmm", "addmm", "linear"},
-    "softmax": {"softmax", "safe_softmax"},
-    "log_softmax": {"log_softmax"},
-    "layer_norm": {"native_layer_norm"},
-    "group_norm": {"native_group_norm"},
-    "batch_norm": {"native_batch_norm", "cudnn_batch_norm", "native_batch_norm_legit"},
-    "conv1d": {"convolution"},
-    "conv2d": {"convolution"},
-    "conv3d": {"convolution"},
-    "conv_transpose2d": {"convolution"},
-    "scaled_dot_product_attention": {
-        "scaled_dot_product_flash_attention_for_cpu",
-        "scaled_dot_product_flash_attention",
-        "scaled_dot_product_efficient_attention",
-        "scaled_dot_product_cudnn_attention",
-        "scaled_dot_product_fused_attention_overrideable",
-    },
+    "scaled_dot_product_attention": {"scaled_dot_product_fused_attention_overrideable"},
 }
 
 

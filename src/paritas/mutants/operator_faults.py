@@ -12,6 +12,7 @@ from torch.fx import Node
 from paritas.core.diagnosis.formats import format_of
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.operators.catalogue import operators_of
+from paritas.core.operators.rounding import rounds
 from paritas.core.results.items import ItemKind
 from paritas.mutants.programs import (
     CallPlace,
@@ -33,10 +34,9 @@ _LARGEST_EPSILON = 1e-2
 _RSQRT = -0.5  # as an exponent
 # Products that are added to their first argument, and normalisations with weight and bias.
 ADDED_PRODUCTS = operators_of("products added to a tensor")
-# Other batch norms take other arguments, or would change which faults a seed chooses.
+# Other batch norms return a fourth value, or write to an argument.
 NORMS = operators_of("layer norm", "batch norm", "group norm") - {
-    *("cudnn_batch_norm", "miopen_batch_norm"),
-    *("_native_batch_norm_legit", "_batch_norm_with_update"),
+    *("cudnn_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"),
 }
 _WITH_EPSILON = NORMS | operators_of("rms norm")
 _ATTENTIONS = operators_of("attention")
@@ -193,7 +193,7 @@ def _drop_scale(call: RunningCall, _: str) -> Any:
 def _has_epsilon(call_place: CallPlace) -> list[str]:
     position = 1 if call_place.name in {"add", "clamp_min"} else None
     if call_place.name in _WITH_EPSILON:
-        position = call_place.place_of("eps")
+        position = call_place.place_of("epsilon" if "miopen" in call_place.name else "eps")
     value: Any = None if position is None else call_place.argument(position)
     is_epsilon = is_number(value) and 0 < value <= _LARGEST_EPSILON and call_place.parts()
     return [f"argument {position}"] if is_epsilon else []
@@ -333,7 +333,7 @@ def _dtype_in(detail: str) -> torch.dtype:
 
 
 def _narrowable(call_place: CallPlace) -> list[str]:
-    if not (call_place.computes and call_place.kind.rounds):
+    if not (call_place.computes and rounds(call_place.kind)):
         return []
     dtypes = {part.dtype for _, part in call_place.parts()}
     # The dtype is part of the detail, because a run in float64 does not know the program's own.

@@ -197,8 +197,7 @@ CONTRACTION_FAULTS: dict[str, FaultRule] = {
 _ALONG = operators_of("softmaxes", "softmax backward", "log softmax backward", "running values") | {
     "flip"
 }
-# `std_mean` would fit too, but one more place would change which faults a seed chooses.
-_SPREADS = operators_of("variance", "deviation") - {"std_mean"}
+_SPREADS = operators_of("variance", "deviation")
 
 
 def _other_axes(call_place: CallPlace) -> list[str]:
@@ -281,7 +280,8 @@ def _one_less(call: RunningCall, _: str) -> Any:
 def _has_variance(call_place: CallPlace) -> list[str]:
     if call_place.name in _SPREADS:
         return [""] if _count_terms(call_place) > 1 else []
-    in_inference = call_place.name == "native_batch_norm" and call_place.argument(5) is not True
+    is_batch = call_place.name in operators_of("batch norm")
+    in_inference = is_batch and call_place.argument(5) is not True
     if call_place.name not in NORMS or in_inference:
         return []
     arguments = [call_place.argument(i) for i in range(8)]

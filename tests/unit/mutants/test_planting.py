@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from paritas.core.errors import UsageError
-from paritas.mutants.operator_faults import INDEXING_FAULTS
+from paritas.mutants.operator_faults import INDEXING_FAULTS, NORMS
 from paritas.mutants.planting import (
     MUTATIONS,
     FaultSite,
@@ -180,3 +180,22 @@ def test_a_devices_attention_kernel_can_be_made_to_see_the_next_token(kind):
     expected = F.scaled_dot_product_attention(*tensors, attn_mask=seen)
     torch.testing.assert_close(output, expected)
     assert state == "state"
+
+
+def test_a_deviation_beside_its_mean_has_the_fault_of_a_variance():
+    program = trace_program(lambda x: torch.std_mean(x, 1)[0], [draw(1, 3, 5)], gradients=False)
+    (site,) = (site for site in sites(program) if site.mutation == "wrong_correction")
+    (wrong,) = plant(program, site)(*program.fresh_inputs())
+    (x,) = program.fresh_inputs()
+    torch.testing.assert_close(wrong, x.std(1, correction=0))
+
+
+@pytest.mark.parametrize("name", sorted(NORMS))
+def test_the_norms_take_and_return_what_the_faults_of_norms_change(name):
+    schema = getattr(torch.ops.aten, name).default._schema
+    names = [argument.name for argument in schema.arguments]
+    epsilon = "epsilon" if "miopen" in name else "eps"
+    assert {"weight", "bias", epsilon} <= set(names)
+    assert len(schema.returns) == 3
+    if "batch" in name:
+        assert (names[1], names[5], names[7]) == ("weight", "training", epsilon)

@@ -20,7 +20,8 @@ from paritas.core.numerics.criterion import (
 )
 from paritas.core.numerics.metrics import promotable
 from paritas.core.numerics.whole_error import WholeError
-from paritas.core.torch_private.operators import COMPARISONS, WIDE
+from paritas.core.operators.catalogue import operators_of
+from paritas.core.torch_private.operators import WIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -278,7 +279,7 @@ class ItemEvidence:
         distance = plain.abs() / spread
         # Either of two equal scores may be chosen, and a half may be rounded either way. But the
         # result of a comparison is exact if rounding does not move its operands.
-        is_comparison = runs[0].decisions[self.item].kind in COMPARISONS
+        is_comparison = runs[0].decisions[self.item].kind in operators_of("comparisons")
         tie = math.inf if is_comparison else 0.0
         return torch.where((spread == 0) & (plain == 0), tie, distance)
 

@@ -467,6 +467,18 @@ belongs_to(
     "maxima of windows backward",
     "max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
 )
+belongs_to(
+    "exact",
+    "adaptive_max_pool2d adaptive_max_pool3d im2col max_unpool2d max_unpool3d upsample_nearest1d",
+    "upsample_nearest2d",
+)
+belongs_to(
+    "smooth",
+    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool1d avg_pool2d avg_pool2d_backward",
+    "avg_pool3d im2col matmul upsample_bilinear2d upsample_nearest2d",
+    "_scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+)
 belongs_to("averages of windows", "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d")
 
 

@@ -512,6 +512,8 @@ Kind = Literal[
     "maxima of windows", "maxima of windows backward",
     "slices", "selections", "joins", "triangles", "writes at indices",
     "copies", "fills", "new tensors", "values passed on", "shapes changed in place",
+    "comparisons", "whole numbers", "choices", "random fills", "random numbers",
+    "random integers", "random choices", "exact", "rounded once", "smooth",
 ]  # fmt: skip
 Group = Summation | Kind
 GROUPS: dict[Group, frozenset[str]] = {}

@@ -42,6 +42,24 @@ belongs_to("gelu", "gelu gelu_backward")
 belongs_to("arithmetic", "add sub mul div")
 belongs_to("roots and reciprocals", "sqrt rsqrt reciprocal")
 belongs_to("limits", "clamp clamp_min clamp_max")
+belongs_to("comparisons", "gt ge lt le eq ne")
+belongs_to("whole numbers", "round floor ceil trunc fix")
+belongs_to("rounded once", "addcdiv addcmul addr lerp neg reciprocal rsub sqrt _to_copy")
+# Exact, rounded once and smooth are what other groups do not say: `core.operators.rounding` and
+# `core.precision.perturbing` join them.
+belongs_to(
+    "smooth",
+    "addcmul addr atan contiguous cos cosh exp exp2 expm1 lerp log log10 log1p log2",
+    "log_sigmoid_backward log_sigmoid_forward masked_fill native_dropout_backward neg pow prod",
+    "rsub sigmoid sigmoid_backward silu silu_backward sin sinh square tanh tanh_backward where",
+)
+belongs_to(
+    "exact",
+    "abs bitwise_not complex _conj conj_physical resolve_conj copysign fmax fmin hardtanh",
+    "heaviside imag real isfinite isinf isnan logical_and logical_not logical_or logical_xor",
+    "masked_fill maximum minimum nan_to_num neg relu sgn sign threshold threshold_backward where",
+    "clone contiguous copy _local_scalar_dense view_as_complex view_as_real",
+)
 # Of these nothing is computed.
 belongs_to("copies", "clone copy _to_copy")
 belongs_to("fills", "fill zero")
@@ -207,6 +225,12 @@ def x_at(x: Array) -> Callable[..., Term]:
 # --- Dropout: each rank draws its part of the numbers of the whole --------------------------------
 
 belongs_to("random masks", "bernoulli native_dropout rand rand_like uniform")
+# Floats in the requested dtype, which decides the random stream.
+belongs_to("random fills", "uniform normal cauchy exponential log_normal geometric")
+belongs_to("random numbers", "rand randn rand_like randn_like normal_functional bernoulli")
+belongs_to("random integers", "randint randint_like random")
+# Attention, for example, may draw a dropout mask, but also computes.
+belongs_to("random choices", "multinomial native_dropout poisson randperm")
 
 
 @operator("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))
@@ -297,6 +321,8 @@ belongs_to(
 )
 belongs_to("maximum", "amax max")
 belongs_to("orders", "sort argsort topk")
+belongs_to("choices", "argmax argmin max min sort topk kthvalue median")
+belongs_to("exact", "amin aminmax cummax cummin equal mode nanmedian nonzero")
 
 
 def reduced_dims(call: SymbolicCall, default: int | None = None) -> tuple[int, ...]:

@@ -278,6 +278,12 @@ belongs_to(
     "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
+belongs_to(
+    "smooth",
+    "_fused_rms_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional",
+    "mse_loss mse_loss_backward native_batch_norm native_batch_norm_backward nll_loss2d_backward",
+    "nll_loss_backward",
+)
 belongs_to("losses of classes", "nll_loss_forward nll_loss2d_forward")
 
 _OLD = ("size_average", "reduce")

@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 # --- Views ----------------------------------------------------------------------------------------
 
+belongs_to(
+    "exact",
+    "as_strided as_strided_copy diag diagonal diagonal_copy expand expand_copy flip permute",
+    "permute_copy pixel_shuffle pixel_unshuffle _reshape_alias roll repeat squeeze squeeze_copy t",
+    "t_copy transpose transpose_copy unfold unfold_copy unsqueeze unsqueeze_copy view view_copy",
+)
 belongs_to("shapes changed in place", "squeeze unsqueeze t transpose as_strided resize set")
 
 
@@ -262,6 +268,12 @@ belongs_to("joins", "cat stack")
 belongs_to("slices", "slice slice_backward slice_scatter")
 belongs_to("selections", "select select_backward select_scatter")
 belongs_to("triangles", "triu tril")
+belongs_to(
+    "exact",
+    "as_strided_scatter constant_pad_nd diagonal_scatter reflection_pad1d reflection_pad2d",
+    "replication_pad1d replication_pad2d select select_copy slice slice_copy split",
+    "split_with_sizes split_with_sizes_copy unbind unsafe_split",
+)
 
 
 def _join_tensors(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
@@ -437,6 +449,19 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
 
 # --- Look-ups -------------------------------------------------------------------------------------
 
+belongs_to(
+    "exact",
+    "embedding gather index index_fill index_select masked_scatter masked_select _unsafe_index",
+    "_unsafe_index_put _unsafe_masked_index",
+)
+belongs_to(
+    "smooth",
+    "as_strided constant_pad_nd embedding expand flip gather index index_put index_select permute",
+    "repeat _reshape_alias roll scatter select select_backward slice slice_backward split",
+    "split_with_sizes squeeze t transpose unbind _unsafe_index _unsafe_index_put unsqueeze view",
+)
+# If an argument makes them add duplicates up.
+belongs_to("rounded once", "index_put scatter _unsafe_index_put")
 belongs_to("embedding backward", "embedding_dense_backward")
 belongs_to("indexed sum", "index_add scatter_add")
 belongs_to("writes at indices", "index_copy index_put scatter select_scatter slice_scatter")

@@ -1,4 +1,11 @@
-"""The error of summing many terms, per operator: the amplitudes of `summing` for its results."""
+"""The error of summing many terms, per operator: the amplitudes of `summing` for its results.
+
+The axes of a sum, and how many terms it has, are read from the operator's index formula. These
+have none that says it, so they are stated here: the backward kernels, the fused attentions,
+`_trilinear`, `_grouped_mm` and `_safe_softmax`, which have no definition; norms and variances,
+whose statistics are results of their own; windows, which may overlap, so that the formula reads the
+plane; and sums by index, where it depends on values.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.operators.catalogue import summation_of
+from paritas.core.operators.summed_axes import summed_axes
 from paritas.core.precision.summing import (
     FAR_FROM_RANDOM,
     FEW,
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.operators.definitions import Summation
+    from paritas.core.operators.summed_axes import SummedAxes
     from paritas.core.precision.summing import Amplitudes, UnperturbedCall
     from paritas.core.torch_private.operators import Operator
 
@@ -133,39 +142,44 @@ def _amplitude_of_products(
     return amplitude_from(result, multiply(*map(square, factors)), length)
 
 
-def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
-    def rule(call: UnperturbedCall) -> Amplitudes:
-        left, right = factors = call.args[position : position + 2]
-        length = left.shape[-1]
-        amplitude = _amplitude_of_products(call.result, factors, length, torch.matmul)
-        return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
+def _summed(call: UnperturbedCall) -> dict[str, SummedAxes]:
+    """What a result sums over, of each tensor by the parameters of the operator's definition."""
+    return summed_axes(call.name, call.args, call.kwargs)
 
-    return rule
+
+def _products(call: UnperturbedCall) -> Amplitudes:
+    tensors = zip(call.args, _summed(call).values(), strict=False)
+    left, right = factors = [tensor for tensor, summed in tensors if summed.axes]
+    (length,) = _terms_of_products(call)
+    amplitude = _amplitude_of_products(call.result, factors, length, torch.matmul)
+    return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
+
+
+def _terms_of_products(call: UnperturbedCall) -> list[int]:
+    return [next(summed.terms for summed in _summed(call).values() if summed.axes)]
 
 
 def _sum(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(square(x), *rest, **call.kwargs)
-    length = _count_terms(x, call.result)
-    rows = rows_of(x, _find_summed_dims(call))
+    (length,) = _terms_of_sum(call)
+    rows = rows_of(x, _summed(call)["x"].axes)
     amplitude = amplitude_from(call.result, squares, length)
     amplitude = with_error_of_equal_terms(amplitude, rows)
     return [amplitude_in_order(amplitude, length, path_of_rows(rows))]
 
 
-def _find_summed_dims(call: UnperturbedCall) -> Any:
-    """The dimensions that a sum or mean is over; None for all."""
-    dim_argument = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
-    return dim_argument if isinstance(dim_argument, int | list | tuple) else None
+def _terms_of_sum(call: UnperturbedCall) -> list[int]:
+    return [_summed(call)["x"].terms]
 
 
 def _mean(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(square(x), *rest, **call.kwargs)
-    length = _count_terms(x, call.result)
+    (length,) = _terms_of_sum(call)
     # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
     amplitude = amplitude_from(call.result, squares.div_(length), length)
-    rows = rows_of(x, _find_summed_dims(call))
+    rows = rows_of(x, _summed(call)["x"].axes)
     amplitude = with_error_of_equal_terms(amplitude * length, rows).div_(length)
     path = path_of_rows(rows)
     path = None if path is None else path.div_(length**2)
@@ -215,7 +229,7 @@ def _shape_of_sums(values: Tensor, dim: int) -> torch.Size:
 
 
 def _log_sum(call: UnperturbedCall) -> Amplitudes:
-    length = _count_terms(call.args[0], call.result)
+    (length,) = _terms_of_sum(call)
     return [torch.full_like(call.result, math.sqrt(length / 3))]
 
 
@@ -509,7 +523,7 @@ def _running_statistics(call: UnperturbedCall) -> tuple[Tensor | None, Tensor | 
 
 def _convolution(call: UnperturbedCall) -> Amplitudes:
     x, weight, _, *rest = call.args
-    length = _terms_of_convolution(weight, transposed=rest[3], groups=rest[5])
+    (length,) = _terms_of_convolution(call)
     amplitude = _amplitude_of_products(
         call.result,
         (x, weight),
@@ -519,13 +533,9 @@ def _convolution(call: UnperturbedCall) -> Amplitudes:
     return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
 
 
-def _terms_of_convolution(weight: Tensor, *, transposed: bool, groups: int) -> int:
-    """How many products are added: the channels of one group, times the size of the kernel.
-
-    The gradient of the input is a transposed convolution, and the other way round.
-    """
-    others = weight.shape[1] * groups if transposed else weight.shape[0]
-    return weight.numel() // max(1, others)
+def _terms_of_convolution(call: UnperturbedCall) -> list[int]:
+    """As many as a result reads of the weight: the elements of a plane may be fewer."""
+    return [_summed(call)["weight"].terms]
 
 
 def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
@@ -581,8 +591,11 @@ def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
 
 
 def _lengths_of_convolution_backward(call: UnperturbedCall) -> list[int]:
-    grad, _, weight, *rest = call.args
-    terms = _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6])
+    """The gradient of the input is a transposed convolution, and the other way round."""
+    grad, _, weight, _, *rest = call.args
+    stride, padding, dilation, transposed, output_padding, groups = rest[:6]
+    forward = grad, weight, None, stride, padding, dilation, not transposed, output_padding, groups
+    terms = summed_axes("convolution", forward, {})["weight"].terms
     positions = grad.numel() // max(1, grad.shape[1])
     return [terms, positions, positions]
 
@@ -674,12 +687,12 @@ class _Rule:
 
 
 _RULES: dict[Summation, _Rule] = {
-    "products": _Rule(_matmul(0), lambda call: [call.args[0].shape[-1]]),
-    "products added to a tensor": _Rule(_matmul(1), lambda call: [call.args[1].shape[-1]]),
+    "products": _Rule(_products, _terms_of_products),
+    "products added to a tensor": _Rule(_products, _terms_of_products),
     "products in groups": _Rule(_estimate_grouped_product, lambda call: [call.args[0].shape[-1]]),
     "trilinear products": _Rule(_trilinear),
-    "sum": _Rule(_sum, lambda call: [_count_terms(call.args[0], call.result)]),
-    "mean": _Rule(_mean, lambda call: [_count_terms(call.args[0], call.result)]),
+    "sum": _Rule(_sum, _terms_of_sum),
+    "mean": _Rule(_mean, _terms_of_sum),
     "running sum": _Rule(_cumsum),
     "indexed sum": _Rule(_indexed_sum),
     "terms of one sign": _Rule(_one_sign),
@@ -701,12 +714,7 @@ _RULES: dict[Summation, _Rule] = {
     "functional batch norm": _Rule(functools.partial(_batch_norm, gives_statistics=True)),
     "batch norm backward": _Rule(_batch_norm_backward),
     "batch norm backward of cuDNN": _Rule(functools.partial(_batch_norm_backward, is_cudnn=True)),
-    "convolution": _Rule(
-        _convolution,
-        lambda call: [
-            _terms_of_convolution(call.args[1], transposed=call.args[6], groups=call.args[8])
-        ],
-    ),
+    "convolution": _Rule(_convolution, _terms_of_convolution),
     "convolution backward": _Rule(_convolution_backward, _lengths_of_convolution_backward),
     "embedding backward": _Rule(
         _embedding_backward, lambda call: [_count_most_frequent(call.args[1])]

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paritas.core.operators.catalogue import summation_of
+from paritas.core.operators.catalogue import operators_of, summation_of
+from paritas.core.operators.rounding import rounds
 from paritas.core.precision.composites import Inside, ListeningMode
 from paritas.core.precision.summing import LastSums
 from paritas.core.precision.unwritten import UnwrittenMemory
 from paritas.core.torch_private.kernels import float64_kernel
 from paritas.core.torch_private.operators import (
-    CARRIERS,
-    CHOICES,
-    COMPARISONS,
-    DRAWS_IN_ITS_DTYPE,
-    ROUNDINGS,
     WIDE,
     DispatchMode,
     Operator,
@@ -41,6 +37,11 @@ if TYPE_CHECKING:
 
 # --- Discrete results and the numbers that decide them --------------------------------------------
 
+COMPARISONS = operators_of("comparisons")
+WHOLE_NUMBERS = operators_of("whole numbers")
+CHOICES = operators_of("choices")
+# Operators that keep the decision that gave their first argument; `copy_` overwrites that.
+_CARRIERS = operators_of("limits", "copies") - {"copy"}
 _DIM_POSITION = {"topk": 2, "kthvalue": 2}
 _QUANTIZING = {"quantize_per_tensor", "quantize_per_channel"}
 
@@ -130,7 +131,7 @@ class Decisions:
             with_zero = isinstance(args[1], int | float) and args[1] == 0
             clipped = self._clipped.get(first.untyped_storage().data_ptr()) if with_zero else None
             decision = Decision(name, first if clipped is None else clipped, args[1])
-        elif name in ROUNDINGS:
+        elif name in WHOLE_NUMBERS:
             decision = Decision(name, first)
         elif name in _QUANTIZING:
             decision = Decision("round", _before_rounding(name, *args[:4]))
@@ -142,7 +143,7 @@ class Decisions:
                 return
             decision = Decision(name, first, dim=dim)
             chosen = result[1] if isinstance(result, list | tuple) else result
-        elif name in CARRIERS:
+        elif name in _CARRIERS:
             decision = self.behind(first)
             truncates = name == "_to_copy" and first.is_floating_point()
             if decision is None and truncates and not result.is_floating_point():
@@ -162,6 +163,9 @@ def _before_rounding(name: str, value: Tensor, scale: Any, zero_point: Any, axis
 
 
 # --- The mode -------------------------------------------------------------------------------------
+
+# The random stream depends on the dtype, so a lifted run must draw in the native one.
+_DRAWN_IN_A_DTYPE = operators_of("random fills", "random numbers")
 
 
 class LiftingError(RuntimeError):
@@ -234,7 +238,7 @@ class LiftMode(DispatchMode):
         if kind.namespace not in {"aten", "prim", "prims", "profiler"}:
             self.foreign.add(f"{kind.namespace}::{kind.name}")
             self.asked_default = True
-        if self.widths and kind.random and kind.name in DRAWS_IN_ITS_DTYPE:
+        if self.widths and kind.random and kind.name in _DRAWN_IN_A_DTYPE:
             return self._draw(func, kind, args, kwargs)
         if self.widths and kind.random and kind.name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
@@ -275,7 +279,7 @@ class LiftMode(DispatchMode):
 
     def kernel(self, func: Operator, kind: Traits, args: tuple[Any, ...]) -> Callable[..., Any]:
         """The function that computes the operator, in float64 in a lifted run."""
-        return float64_kernel(func, args) if self.widths and kind.rounds else func
+        return float64_kernel(func, args) if self.widths and rounds(kind) else func
 
     def _run(
         self, func: Operator, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]

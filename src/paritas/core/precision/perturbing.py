@@ -20,7 +20,8 @@ import torch
 
 from paritas.core.call_options import takes_options
 from paritas.core.numerics.bits import has_inexact, is_inexact
-from paritas.core.operators.catalogue import summation_of
+from paritas.core.operators.catalogue import operators_of, summation_of
+from paritas.core.operators.rounding import call_rounds, rounds_once
 from paritas.core.precision.accumulation import (
     accumulation,
     errors_of_inner_sums,
@@ -28,14 +29,10 @@ from paritas.core.precision.accumulation import (
     rounded_parts,
 )
 from paritas.core.precision.composites import ATTENTION, Inside, ListeningMode
-from paritas.core.precision.lifting import LiftMode
+from paritas.core.precision.lifting import CHOICES, COMPARISONS, WHOLE_NUMBERS, LiftMode
 from paritas.core.precision.summing import SharedError, UnperturbedCall
 from paritas.core.torch_private.kernels import attends_in_one_kernel, place_of_argument
 from paritas.core.torch_private.operators import (
-    CHOICES,
-    COMPARISONS,
-    ROUNDINGS,
-    call_rounds,
     map_tensors,
     may_use_tf32,
 )
@@ -157,30 +154,14 @@ _CHOOSES = CHOICES | {"max_pool2d_with_indices", "max_pool3d_with_indices", "ada
 
 # Operators whose floating results have a derivative by their floating arguments everywhere they are
 # finite: however they are rounded, they decide nothing. An operator that is not listed may decide.
-_SMOOTH = frozenset(
-    """
-    add addcmul addmm addmv addr alias as_strided atan avg_pool1d avg_pool2d avg_pool2d_backward
-    avg_pool3d baddbmm bmm cat clone constant_pad_nd contiguous convolution convolution_backward
-    copy cos cosh cumsum detach div dot embedding embedding_dense_backward empty empty_like
-    empty_strided erf erfc exp exp2 expand expm1 fill flip full full_like gather gelu gelu_backward
-    im2col index index_add index_put index_select lerp lift_fresh lift_fresh_copy log log10 log1p
-    log2 log_sigmoid_backward log_sigmoid_forward logsumexp masked_fill matmul mean mm mse_loss
-    mse_loss_backward mul mv native_batch_norm native_batch_norm_backward native_dropout_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward neg
-    new_empty new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss2d_forward
-    nll_loss_backward nll_loss_forward ones ones_like permute pow prod reciprocal repeat roll rsqrt
-    rsub scalar_tensor scatter scatter_add select select_backward sigmoid sigmoid_backward silu
-    silu_backward sin sinh slice slice_backward split split_with_sizes sqrt square squeeze stack
-    sub sum t tanh tanh_backward transpose tril triu unbind unsqueeze upsample_bilinear2d
-    upsample_nearest2d var var_mean view where zero zeros zeros_like _adaptive_avg_pool2d
-    _adaptive_avg_pool2d_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax
-    _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
-    _reshape_alias _safe_softmax _scaled_dot_product_attention_math
-    _scaled_dot_product_flash_attention_for_cpu
-    _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data _to_copy
-    _unsafe_index _unsafe_index_put _unsafe_view
-    """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
-)
+_SMOOTH = operators_of(
+    "smooth", "error function", "gelu", "arithmetic", "roots and reciprocals", "copies",
+    "fills", "new tensors", "values passed on", "sum", "mean", "logarithm of a sum", "variance",
+    "products", "products added to a tensor", "convolution", "convolution backward", "softmax",
+    "softmax backward", "log softmax", "log softmax backward", "running sum", "layer norm",
+    "layer norm backward", "rms norm", "group norm", "group norm backward", "losses of classes",
+    "joins", "triangles", "embedding backward", "indexed sum",
+)  # fmt: skip
 
 
 def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
@@ -215,9 +196,9 @@ class DecisionLog:
             # In-place operators have overwritten their argument; its clipped values show as much.
             edges = args[1:3] if name == "hardtanh" and len(args) > 2 else _EDGES[name]  # noqa: PLR2004
             outcome = sum((first > edge).to(torch.uint8) for edge in edges)
-        elif name in COMPARISONS or name in ROUNDINGS:
+        elif name in COMPARISONS or name in WHOLE_NUMBERS:
             outcome = result
-        elif name in {"clamp", "clamp_min", "clamp_max"}:
+        elif name in operators_of("limits"):
             outcome = result == first
         elif name in {"maximum", "minimum"}:
             outcome = first > args[1]
@@ -425,7 +406,7 @@ class PerturbMode(ListeningMode, LiftMode):
             return func(*args, **kwargs)
         shaken, summation = args, summation_of(kind.name)
         coarse = self._input_unit(kind, args, unit)
-        if self.shake_inputs or not kind.basic or coarse > unit:
+        if self.shake_inputs or not rounds_once(kind) or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
             input_unit = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ import torch
 
 from paritas.core.numerics.criterion import UNIT_F32
 from paritas.core.operators.catalogue import summation_of
+from paritas.core.operators.summed_axes import summed_axes
 from paritas.core.torch_private.operators import is_wrapper
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.operators.summed_axes import SummedAxes
     from paritas.core.torch_private.operators import Operator, Traits
 
 
@@ -148,14 +151,10 @@ def _error_one_by_one(rows: Tensor) -> Tensor:
     return lost.abs_().nan_to_num_(0.0, 0.0, 0.0).mul_(2.0 / UNIT_F32)
 
 
-def rows_of(x: Tensor, dims: Any) -> Tensor:
+def rows_of(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The terms of a sum over some dimensions as last dimension, in the order of memory."""
-    if not x.dim():
-        return x.reshape(1)
-    over = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
-    over = [dim % x.dim() for dim in over]
-    kept_dims = [dim for dim in range(x.dim()) if dim not in over]
-    moved = x.permute(*kept_dims, *sorted(over))
+    kept_dims = [dim for dim in range(x.dim()) if dim not in dims]
+    moved = x.permute([*kept_dims, *sorted(dims)])
     return moved.reshape(*(x.shape[dim] for dim in kept_dims), -1)
 
 
@@ -239,7 +238,7 @@ class LastSums:
         adds_up = summation_of(kind.name) in ("sum", "mean")
         if not adds_up or kind.mutates or not isinstance(result, torch.Tensor):
             return
-        terms, over = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        terms = args[0]
         if not (_is_plain_float64(terms) and _is_plain_float64(result)):
             return
         many = (
@@ -250,9 +249,8 @@ class LastSums:
             return
         key = result.untyped_storage().data_ptr()
         self._forget(key)
-        amplitude = _amplitude_of_sum(terms, result, over, mean=kind.name == "mean")
-        if amplitude is None:
-            return
+        summed = summed_axes(kind.name, args, kwargs)["x"]
+        amplitude = _amplitude_of_sum(terms, result, summed, mean=kind.name == "mean")
         self._known[key] = result.detach(), amplitude
         self._size += 2 * result.numel()
         while self._size > _MOST_REMEMBERED:
@@ -296,25 +294,18 @@ def _is_plain_float64(value: Any) -> bool:
     return value.layout is torch.strided and not value.is_nested and not is_wrapper(value)
 
 
-def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:
+def _amplitude_of_sum(x: Tensor, result: Tensor, summed: SummedAxes, *, mean: bool) -> Tensor:
     """The amplitude of a sum or mean of real `x` over some axes, without a copy of x's size."""
-    if over is not None and not isinstance(over, list | tuple | int):
-        return None
-    dims = [over] if isinstance(over, int) else list(over or range(x.dim()))
-    length = x.numel() // result.numel()
-    squares: Tensor | None = None
-    for piece in _split_for_cache(x, dims):
-        piece_squares = piece.square().sum(dim=dims)
-        squares = piece_squares if squares is None else squares.add_(piece_squares)
-    if squares is None or squares.numel() != result.numel():
-        return None
-    return amplitude_from(result, squares.div_(length**2 if mean else 1).view(result.shape), length)
+    pieces = _split_for_cache(x, summed.axes)
+    squares = functools.reduce(
+        torch.Tensor.add_, (piece.square().sum(summed.axes) for piece in pieces)
+    )
+    squares = squares.div_(summed.terms**2 if mean else 1).view(result.shape)
+    return amplitude_from(result, squares, summed.terms)
 
 
 def _split_for_cache(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
     """Split `x` along the longest of these axes into pieces that stay in a core's cache."""
-    if not x.dim():
-        return [x]
     axis = max(dims, key=lambda dim: x.shape[dim])
     most = _CACHED_COUNT if x.is_cpu else x.numel()
     width = max(1, most * x.shape[axis] // x.numel())

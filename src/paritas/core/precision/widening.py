@@ -14,6 +14,8 @@ import torch
 from torch.fx import Node
 
 from paritas.core.numerics.bits import has_inexact
+from paritas.core.operators.catalogue import operators_of
+from paritas.core.operators.rounding import rounds
 from paritas.core.precision.lifting import is_rounding, without_half_to_float
 from paritas.core.torch_private.graphs import (
     computes_tensors,
@@ -91,7 +93,7 @@ def _widen_dtypes(node: Node) -> None:
         return
     kind = traits(node.target)
     node.args = without_half_to_float(kind, node.args)
-    if kind.rounds:
+    if rounds(kind):
         values = [_float64_example(value) for value in node.args]
         kernel = float64_kernel(node.target, tuple(values))
         if kernel is not node.target:
@@ -157,7 +159,7 @@ def _is_random_twin(node: Node) -> bool:
 # --- Captured graphs: for a backend, or to be exported again --------------------------------------
 
 _DRAWS = {torch.rand, torch.randn, torch.rand_like, torch.randn_like}
-_FILLS = frozenset({"uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"})
+_FILLS = frozenset(f"{name}_" for name in operators_of("random fills"))
 _NAMED_CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 
 

@@ -1,4 +1,7 @@
-"""Traits of aten operators: what they round, draw and write, and the dtype of their results."""
+"""Traits of operators by their schemas: what they draw and write, and the dtype of their results.
+
+What needs no schema, such as what an operator rounds, is in `core.operators`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ HigherOrder = HigherOrderOperator
 DispatchMode = TorchDispatchMode
 
 
-# --- Rounding, randomness, writes -----------------------------------------------------------------
+# --- Randomness, writes, precision ----------------------------------------------------------------
 
 # The dtype of a lifted run, by the dtype in the program.
 WIDE = {
@@ -46,83 +49,14 @@ WIDE = {
     torch.complex32: torch.complex128,
 }
 
-# The operators that `may_use_tf32` treats as matrix products.
+# The products that cuBLAS computes under torch's switch for TF32; vectors are not among them.
 _MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
-
-# Operators that choose, move or count floating values, and never round them.
-_EXACT = frozenset(
-    """
-    abs alias amax amin aminmax arange argmax argmin as_strided as_strided_copy
-    as_strided_scatter bernoulli bitwise_not cat ceil clamp clamp_max clamp_min clone
-    constant_pad_nd contiguous copy copysign cummax cummin detach diag diagonal diagonal_copy
-    diagonal_scatter embedding empty empty_like empty_strided eq equal expand expand_copy eye fill
-    fix flip floor fmax fmin full full_like gather ge gt hardtanh heaviside im2col index
-    index_copy index_fill index_put index_select kthvalue
-    isfinite isinf isnan le lift_fresh lift_fresh_copy logical_and logical_not logical_or
-    logical_xor lt masked_fill masked_scatter masked_select max max_pool2d_with_indices
-    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d maximum max_unpool2d
-    max_unpool3d median min minimum mode nan_to_num nanmedian ne neg
-    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
-    permute_copy pixel_shuffle pixel_unshuffle real imag reflection_pad1d reflection_pad2d
-    relu repeat replication_pad1d replication_pad2d roll round scalar_tensor scatter select
-    select_copy select_scatter sgn sign slice slice_copy slice_scatter sort split
-    split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack t t_copy threshold
-    threshold_backward topk transpose transpose_copy tril triu trunc unbind unfold unfold_copy
-    unsafe_split unsqueeze unsqueeze_copy upsample_nearest1d upsample_nearest2d view view_copy
-    where zero zeros zeros_like _local_scalar_dense _unsafe_index _unsafe_index_put _unsafe_view
-    _reshape_alias _conj conj_physical resolve_conj view_as_real view_as_complex
-    _unsafe_masked_index native_dropout complex
-    """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
-)
-
-# Indexed reductions with an argument that decides whether they choose (exact) or sum.
-_REDUCES_AS_TOLD = frozenset(
-    {"scatter_reduce", "index_reduce", "segment_reduce", "_segment_reduce_backward"}
-)
-_CHOOSING = frozenset({"amax", "amin", "max", "min"})
-# Operators that only move values, unless an argument makes them sum duplicates.
-_ADDS_IF_TOLD = frozenset({"index_put", "_unsafe_index_put", "scatter"})
-_ADDING = frozenset({"add", "multiply"})
-
-# Random operators that draw floats in the requested dtype. The random stream depends on the dtype,
-# so a lifted run must draw in the native one.
-DRAWS_IN_ITS_DTYPE = frozenset(
-    {"rand", "randn", "rand_like", "randn_like", "normal", "normal_functional", "uniform"}
-    | {"bernoulli", "cauchy", "exponential", "log_normal", "geometric"}
-)
-
-# Operators that only draw; attention, for example, may draw a dropout mask but also computes.
-_ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
-    "multinomial",
-    "native_dropout",
-    "poisson",
-    "randint",
-    "randint_like",
-    "random",
-    "randperm",
-}
-
-# Operators that only round their result, and correctly. For others the roundings inside are
-# unknown; perturbed inputs represent them.
-_BASIC = frozenset(
-    """
-    add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
-    dot embedding_dense_backward _grouped_mm index_add index_put lerp mean mm mul mv neg reciprocal
-    rsub scatter scatter_add sqrt sub sum _to_copy _unsafe_index_put
-    """.split()  # noqa: SIM905
-)
 
 # Running statistics that these write to in training, without declaring it in their schemas.
 _UNDECLARED_WRITES: dict[str, frozenset[int | str]] = {
     name: frozenset({3, 4, "running_mean", "running_var"})
     for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 }
-
-COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
-ROUNDINGS = frozenset({"round", "floor", "ceil", "trunc", "fix"})
-# Operators that keep the decision that gave a value.
-CARRIERS = frozenset({"_to_copy", "clamp", "clamp_max", "clamp_min", "clone"})
-CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +69,6 @@ class Traits:
         view: whether the result shares storage with an argument and nothing is computed.
         mutates: positions and names of arguments that are written to.
         random: whether it draws from a generator.
-        rounds: whether its floating results are rounded.
-        basic: whether that is the only rounding inside.
         reads_bits: whether it reads the bits of a value as another dtype.
     """
 
@@ -145,8 +77,6 @@ class Traits:
     view: bool
     mutates: frozenset[int | str]
     random: bool
-    rounds: bool
-    basic: bool
     reads_bits: bool
 
 
@@ -168,8 +98,6 @@ def traits(func: OpOverload) -> Traits:
         view=aliases and not written,
         mutates=frozenset(written),
         random=random,
-        rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
-        basic=name in _BASIC,
         reads_bits=name == "view" and func._overloadname == "dtype",
     )
 
@@ -188,27 +116,6 @@ def checks_arguments(func: OpOverload) -> bool:
     kind = traits(func)
     is_kernel = _KERNEL.fullmatch(kind.name) and not _CHECKING.fullmatch(kind.name)
     return kind.namespace == "aten" and (not is_kernel or torch.Tag.pointwise in func.tags)
-
-
-def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this call rounds: for some operators an argument decides that."""
-    if kind.name in _REDUCES_AS_TOLD:
-        # Code that later finds the maximum by equality would miss a perturbed one.
-        return not _is_any_argument_in(_CHOOSING, args, kwargs)
-    if kind.name in _ADDS_IF_TOLD:
-        accumulates = len(args) > 3 and args[3] is True  # noqa: PLR2004
-        return (
-            accumulates
-            or kwargs.get("accumulate") is True
-            or _is_any_argument_in(_ADDING, args, kwargs)
-        )
-    return kind.rounds
-
-
-def _is_any_argument_in(
-    words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
-    return any(isinstance(value, str) and value in words for value in (*args, *kwargs.values()))
 
 
 def is_wrapper(tensor: Tensor) -> bool:

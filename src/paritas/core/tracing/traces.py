@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paritas.core.execution.observation import storage_address as _address
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.time_limit import UNLIMITED, TimeLimit
 from paritas.core.torch_private.operators import (
     map_call,
@@ -97,7 +98,7 @@ class ValueRef:
 
 _UNSET = ("empty", "new_empty")
 _ZEROS = ("zeros", "new_zeros")
-_COPIES = {"_to_copy", "clone", "copy", "lift_fresh", "_unsafe_view"}
+_COPIES = operators_of("copies") | {"lift_fresh", "_unsafe_view"}
 
 
 @dataclasses.dataclass(slots=True)

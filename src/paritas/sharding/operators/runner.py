@@ -14,6 +14,7 @@ from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.operators.catalogue import operators_of
 from paritas.core.placement.assembly import join
 from paritas.core.placement.placement import (
     RankCut,
@@ -87,25 +88,7 @@ def refuse_hazards(
 # The size of a dimension, and the start and end of a rank's part.
 Reach = tuple[int, int, int]
 # These operators return only random numbers; arguments decide at most their distribution.
-_PURE = frozenset(
-    {
-        "bernoulli",
-        "cauchy",
-        "exponential",
-        "geometric",
-        "log_normal",
-        "normal",
-        "normal_functional",
-        "rand",
-        "rand_like",
-        "randint",
-        "randint_like",
-        "randn",
-        "randn_like",
-        "random",
-        "uniform",
-    }
-)
+_PURE = operators_of("random fills", "random numbers", "random integers")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,8 +114,17 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "missing operand",
-            "the sum of a * b instead of the sum of a * b divided by both lengths",
+            "it is not divided by the lengths",
             (X * OTHER).sum(1),
+            (F.cosine_similarity, X, OTHER),
+        ),
+        (
+            "wrong statistics",
+            (
+                "the sum of a * b divided by their number instead of the sum of a * b divided by "
+                "both lengths"
+            ),
+            (X * OTHER).mean(1),
             (F.cosine_similarity, X, OTHER),
         ),
         (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
+from paritas.core.diagnosis.patterns.norms import NORMS
 from paritas.core.judging.failures import call_context
 from paritas.core.torch_private.operators import DispatchMode
 
@@ -322,3 +323,21 @@ def test_a_result_that_is_held_to_float64_has_the_axes_of_the_call() -> None:
     (best, *_) = diagnose(swapped, right, context=call_context(F.linear, call, {})).patterns
     assert best.kind == "permutation"
     assert "along axis 2" in best.sentence
+
+
+def test_a_deviation_beside_its_mean_has_the_mistakes_of_a_deviation() -> None:
+    wrong = {
+        "the last 8 elements are left out of the 40 along dim 1": X[:, :32].std(1, correction=0),
+        "the mean is not subtracted: the sum of the squares, divided by 40": (
+            X.square().mean(1).sqrt()
+        ),
+    }
+    for sentence, candidate in wrong.items():
+        found = diagnosed(candidate, aten.std_mean.correction, X, [1], correction=0)
+        assert found.best is not None
+        assert found.best.sentence == sentence
+
+
+def test_the_norms_are_named_as_the_steps_of_calls_are() -> None:
+    assert all(hasattr(aten, name) or hasattr(aten, f"_{name}") for name in NORMS)
+    assert {"miopen_batch_norm", "cudnn_batch_norm", "native_batch_norm_legit"} <= NORMS

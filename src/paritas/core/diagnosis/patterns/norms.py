@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 _LAYER = step_names("layer norm", "rms norm") | {"rms_norm", "layer_norm"}
-# Without the forms on which these mistakes were not tried. Those of inference sum nothing, so they
+# Without those that take no `training`: they always train. Those of inference sum nothing, so they
 # have no group.
 _BATCH = (
     step_names("batch norm", "functional batch norm")
-    - {"miopen_batch_norm", "batch_norm_with_update", "batch_norm_with_update_functional"}
-) | {"native_batch_norm_legit_no_training", "native_batch_norm_legit.no_stats"}
+    - {"batch_norm_with_update", "batch_norm_with_update_functional"}
+) | {"native_batch_norm_legit_no_training"}
 NORMS = _LAYER | _BATCH | step_names("group norm")
 
 

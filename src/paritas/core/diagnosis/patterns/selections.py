@@ -16,7 +16,6 @@ from paritas.core.diagnosis.patterns.steps import (
 )
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
-from paritas.core.torch_private.operators import COMPARISONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +39,7 @@ def selection_variations(step: Step) -> Iterator[Variation]:
         yield from _other_grids(step)
     elif name in ("embedding_bag", "embedding_bag_forward_only"):
         yield from _other_bags(step)
-    elif name in COMPARISONS:
+    elif name in step_names("comparisons"):
         yield from _compared_with_nothing(step)
     elif name == "round":
         for words, compute in OTHER_TIES.items():

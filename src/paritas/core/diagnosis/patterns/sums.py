@@ -213,7 +213,8 @@ _OPPOSITES: dict[str, Any] = {
     "all": torch.any,
 }
 _PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
-_REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
+_SPREADS = step_names("variance", "deviation")
+_REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, *_SPREADS})
 
 
 def _pick_position(x: Tensor, dims: tuple[int, ...], position: int, *, keepdim: bool) -> Tensor:
@@ -248,7 +249,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
-    if name in step_names("variance", "deviation") - {"std_mean"}:
+    if name in _SPREADS:
         yield from _correction_variations(step, dims)
         yield from _raw_variations(step, dims)
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
@@ -290,7 +291,7 @@ def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
     def raw(step: Step, divisor: int) -> Any:
         total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
         value = total / divisor
-        return step.with_first(value.sqrt() if step.name == "std" else value)
+        return step.with_first(value.sqrt() if step.name in step_names("deviation") else value)
 
     for divisor in dict.fromkeys((count - less, count)):
         if divisor > 0:
