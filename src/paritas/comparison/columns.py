@@ -52,7 +52,7 @@ def page_data(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
         if column.digits is not None:
             numbers[column.key] = number_column(map(column.on_page, rows), column.digits)
         elif column.key:
-            texts[column.key] = text_column(column.on_page(row) or "" for row in rows)
+            texts[column.key] = text_column(map(column.on_page, rows))
     table = [
         {"key": key, **heading._asdict()}
         for key, heading in _TABLE.items()
@@ -143,10 +143,10 @@ _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
 
 
 def _side_column(which: str, field: str, name: str = "", kind: ColumnKind = "text") -> RowColumn:
-    get_text = _SIDE_TEXTS[field]
+    get_side, get_text = attrgetter(which), _SIDE_TEXTS[field]
 
     def text(row: ComparisonRow) -> str:
-        side = getattr(row, which)
+        side = get_side(row)
         return "" if side is None else get_text(side, row)
 
     name = name and f"{which}_{name}"
@@ -155,9 +155,11 @@ def _side_column(which: str, field: str, name: str = "", kind: ColumnKind = "tex
 
 
 def _side_getter(which: str, field: str) -> Callable[[ComparisonRow], Any]:
+    get_side, get = attrgetter(which), attrgetter(field)
+
     def cell(row: ComparisonRow) -> Any:
-        side = getattr(row, which)
-        return None if side is None else getattr(side, field)
+        side = get_side(row)
+        return None if side is None else get(side)
 
     return cell
 
@@ -182,10 +184,11 @@ def _extreme_column(which: str, name: str, field: str) -> RowColumn:
 
 def _both_sides(field: str) -> RowColumn:
     """Mine and golden, as one where they agree."""
-    columns = [_side_column(which, field) for which in ("my", "golden")]
+    get_mine, get_golden = (_side_column(which, field).on_page for which in ("my", "golden"))
 
     def words(row: ComparisonRow) -> str:
-        return " / ".join(dict.fromkeys(filter(None, (column.on_page(row) for column in columns))))
+        mine, golden = get_mine(row), get_golden(row)
+        return mine if mine == golden else " / ".join(filter(None, (mine, golden)))
 
     return RowColumn(cell=words, key=field)
 
@@ -206,8 +209,8 @@ def _metric_column(
     get: Callable[[Any], float | None] = attrgetter(field)
 
     def read_metric(row: ComparisonRow) -> float | None:
-        metrics = row.metrics
-        return None if metrics is None else get(metrics)
+        figures = row.figures
+        return None if figures is None or figures.metrics is None else get(figures.metrics)
 
     def cell(row: ComparisonRow) -> float | None:
         figures = row.figures
