@@ -1,4 +1,4 @@
-"""The columns of a comparison: what CSV and Parquet, the page and a notebook have of a row.
+"""The columns of a comparison: what files, the page, a notebook and a terminal have of a row.
 
 In files, the first columns are those of msit's table, with its names; `docs/comparing.md` lists
 differences in their definitions.
@@ -11,9 +11,11 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from paritas.comparison.rows import finding_of
 from paritas.core.reporting.pages import DIGITS, figure, number_column, text_column
 from paritas.core.reporting.table_files import csv_table, write_parquet
-from paritas.core.reporting.tables import Column
+from paritas.core.reporting.tables import STATUS_MARKS, Column
+from paritas.core.reporting.terminal import FINDING_COLUMNS
 from paritas.core.results.items import Metrics
 from paritas.core.results.wording import MEANING, ranges
 
@@ -66,6 +68,29 @@ def notebook_column(key: str) -> Column[ComparisonRow]:
     column = _BY_KEY[key]
     show = str if column.digits is None else small_figure
     return Column(_TABLE[key].title if key in _TABLE else key, column.on_page, column.kind, show)
+
+
+def terminal_columns(shorten: Callable[[ComparisonRow], str]) -> list[Column[ComparisonRow]]:
+    """The columns of a terminal's table, which has shorter names."""
+
+    def item(row: ComparisonRow) -> str:
+        return "\n".join(filter(None, (shorten(row), str(_VALUE_WORDS(row)))))
+
+    return [
+        Column(
+            title,
+            item if key == "name" else column.cell,
+            show=_tiny_figure if column.kind == "number" else str,
+            is_fixed=key != "name",
+            is_optional=True,
+        )
+        for key, title in _TERMINAL.items()
+        for column in (_BY_KEY[key],)
+    ]
+
+
+def _tiny_figure(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def small_figure(value: float | None) -> str:
@@ -364,8 +389,22 @@ _METRIC_COLUMNS = tuple(
     if field != "max_abs_index"
     and field not in {column.key for column in (*_MSIT_COLUMNS, *_OWN_COLUMNS)}
 )
+
+
+def _read_finding(heading: str) -> Callable[[ComparisonRow], Any]:
+    """Reads from a row what a table of findings has in a column."""
+    (read,) = (column.cell for column in FINDING_COLUMNS if column.name == heading)
+    return lambda row: read(finding_of(row))
+
+
+_VALUE_WORDS = _read_finding("value")
+_TERMINAL_COLUMNS = (
+    RowColumn(cell=lambda row: STATUS_MARKS[row.status], key="status"),
+    RowColumn(cell=_read_finding("off by"), key="off_by"),
+    RowColumn(cell=_read_finding("worst / allowed"), key="worst"),
+)
 _ALL_COLUMNS = (*_MSIT_COLUMNS, *_OWN_COLUMNS, *_PAGE_COLUMNS, *_METRIC_COLUMNS)
-_BY_KEY = {column.key: column for column in _ALL_COLUMNS if column.key}
+_BY_KEY = {column.key: column for column in (*_ALL_COLUMNS, *_TERMINAL_COLUMNS) if column.key}
 # The page's table: where a row is, its figures, then what else its texts say.
 _BOTH = "mine / golden if they differ"
 _TABLE = {
@@ -389,4 +428,19 @@ _TABLE = {
     "judged_by": Heading("judged by", 150),
     "matched_by": Heading("matched", 88),
     "line": Heading("line", 220),
+}
+# A terminal's table, and what is said below it about its columns.
+_TERMINAL = {
+    "status": "status",
+    "name": "item",
+    "off_by": "off by",
+    "own": "own",
+    "inherited": "came in",
+    "worst": "worst / allowed",
+}
+TERMINAL_LEGENDS = {
+    "item": "item: without the common parts; the full name is in comparison.csv",
+    "off by": "off by: norm of the difference / norm of the golden value, or a count of values",
+    "own": "own, came in: the part that was added here, and the part from the inputs",
+    "worst / allowed": "worst / allowed: in multiples of rounding noise",
 }
