@@ -1,4 +1,4 @@
-"""The columns of a comparison: what CSV and Parquet, the page and a notebook have of a row.
+"""The columns of a comparison: what files, the page, a notebook and a terminal have of a row.
 
 In files, the first columns are those of msit's table, with its names; `docs/comparing.md` lists
 differences in their definitions.
@@ -11,9 +11,11 @@ import math
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from paritas.comparison.rows import finding_of
 from paritas.core.reporting.pages import DIGITS, figure, number_column, text_column
 from paritas.core.reporting.table_files import csv_table, write_parquet
-from paritas.core.reporting.tables import Column
+from paritas.core.reporting.tables import STATUS_MARKS, Column
+from paritas.core.reporting.terminal import FINDING_COLUMNS
 from paritas.core.results.items import Metrics
 from paritas.core.results.wording import MEANING, ranges
 
@@ -52,7 +54,7 @@ def page_data(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
         if column.digits is not None:
             numbers[column.key] = number_column(map(column.on_page, rows), column.digits)
         elif column.key:
-            texts[column.key] = text_column(column.on_page(row) or "" for row in rows)
+            texts[column.key] = text_column(map(column.on_page, rows))
     table = [
         {"key": key, **heading._asdict()}
         for key, heading in _TABLE.items()
@@ -66,6 +68,29 @@ def notebook_column(key: str) -> Column[ComparisonRow]:
     column = _BY_KEY[key]
     show = str if column.digits is None else small_figure
     return Column(_TABLE[key].title if key in _TABLE else key, column.on_page, column.kind, show)
+
+
+def terminal_columns(shorten: Callable[[ComparisonRow], str]) -> list[Column[ComparisonRow]]:
+    """The columns of a terminal's table, which has shorter names."""
+
+    def item(row: ComparisonRow) -> str:
+        return "\n".join(filter(None, (shorten(row), str(_VALUE_WORDS(row)))))
+
+    return [
+        Column(
+            title,
+            item if key == "name" else column.cell,
+            show=_tiny_figure if column.kind == "number" else str,
+            is_fixed=key != "name",
+            is_optional=True,
+        )
+        for key, title in _TERMINAL.items()
+        for column in (_BY_KEY[key],)
+    ]
+
+
+def _tiny_figure(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def small_figure(value: float | None) -> str:
@@ -143,10 +168,10 @@ _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
 
 
 def _side_column(which: str, field: str, name: str = "", kind: ColumnKind = "text") -> RowColumn:
-    get_text = _SIDE_TEXTS[field]
+    get_side, get_text = attrgetter(which), _SIDE_TEXTS[field]
 
     def text(row: ComparisonRow) -> str:
-        side = getattr(row, which)
+        side = get_side(row)
         return "" if side is None else get_text(side, row)
 
     name = name and f"{which}_{name}"
@@ -155,9 +180,11 @@ def _side_column(which: str, field: str, name: str = "", kind: ColumnKind = "tex
 
 
 def _side_getter(which: str, field: str) -> Callable[[ComparisonRow], Any]:
+    get_side, get = attrgetter(which), attrgetter(field)
+
     def cell(row: ComparisonRow) -> Any:
-        side = getattr(row, which)
-        return None if side is None else getattr(side, field)
+        side = get_side(row)
+        return None if side is None else get(side)
 
     return cell
 
@@ -182,10 +209,11 @@ def _extreme_column(which: str, name: str, field: str) -> RowColumn:
 
 def _both_sides(field: str) -> RowColumn:
     """Mine and golden, as one where they agree."""
-    columns = [_side_column(which, field) for which in ("my", "golden")]
+    get_mine, get_golden = (_side_column(which, field).on_page for which in ("my", "golden"))
 
     def words(row: ComparisonRow) -> str:
-        return " / ".join(dict.fromkeys(filter(None, (column.on_page(row) for column in columns))))
+        mine, golden = get_mine(row), get_golden(row)
+        return mine if mine == golden else " / ".join(filter(None, (mine, golden)))
 
     return RowColumn(cell=words, key=field)
 
@@ -206,8 +234,8 @@ def _metric_column(
     get: Callable[[Any], float | None] = attrgetter(field)
 
     def read_metric(row: ComparisonRow) -> float | None:
-        metrics = row.metrics
-        return None if metrics is None else get(metrics)
+        figures = row.figures
+        return None if figures is None or figures.metrics is None else get(figures.metrics)
 
     def cell(row: ComparisonRow) -> float | None:
         figures = row.figures
@@ -361,8 +389,22 @@ _METRIC_COLUMNS = tuple(
     if field != "max_abs_index"
     and field not in {column.key for column in (*_MSIT_COLUMNS, *_OWN_COLUMNS)}
 )
+
+
+def _read_finding(heading: str) -> Callable[[ComparisonRow], Any]:
+    """Reads from a row what a table of findings has in a column."""
+    (read,) = (column.cell for column in FINDING_COLUMNS if column.name == heading)
+    return lambda row: read(finding_of(row))
+
+
+_VALUE_WORDS = _read_finding("value")
+_TERMINAL_COLUMNS = (
+    RowColumn(cell=lambda row: STATUS_MARKS[row.status], key="status"),
+    RowColumn(cell=_read_finding("off by"), key="off_by"),
+    RowColumn(cell=_read_finding("worst / allowed"), key="worst"),
+)
 _ALL_COLUMNS = (*_MSIT_COLUMNS, *_OWN_COLUMNS, *_PAGE_COLUMNS, *_METRIC_COLUMNS)
-_BY_KEY = {column.key: column for column in _ALL_COLUMNS if column.key}
+_BY_KEY = {column.key: column for column in (*_ALL_COLUMNS, *_TERMINAL_COLUMNS) if column.key}
 # The page's table: where a row is, its figures, then what else its texts say.
 _BOTH = "mine / golden if they differ"
 _TABLE = {
@@ -386,4 +428,19 @@ _TABLE = {
     "judged_by": Heading("judged by", 150),
     "matched_by": Heading("matched", 88),
     "line": Heading("line", 220),
+}
+# A terminal's table, and what is said below it about its columns.
+_TERMINAL = {
+    "status": "status",
+    "name": "item",
+    "off_by": "off by",
+    "own": "own",
+    "inherited": "came in",
+    "worst": "worst / allowed",
+}
+TERMINAL_LEGENDS = {
+    "item": "item: without the common parts; the full name is in comparison.csv",
+    "off by": "off by: norm of the difference / norm of the golden value, or a count of values",
+    "own": "own, came in: the part that was added here, and the part from the inputs",
+    "worst / allowed": "worst / allowed: in multiples of rounding noise",
 }

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -21,9 +21,9 @@ from paritas.comparison.operands import (
     same_digest,
     with_extremes,
 )
-from paritas.comparison.rows import Basis, ComparisonRow
+from paritas.comparison.rows import Basis, ComparisonRow, SideFacts
 from paritas.core.errors import ParitasError, UsageError
-from paritas.core.judging.pairs import Ruling, apply_ruling
+from paritas.core.judging.pairs import Ruling, apply_ruling, judge_case
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import blind_share, nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
@@ -35,7 +35,7 @@ from paritas.core.numerics.sketch import sketch, sketch_distance
 from paritas.core.numerics.statistics import summarize
 from paritas.core.placement.assembly import Assembly
 from paritas.core.results.findings import Aspect, Score, Status
-from paritas.core.results.items import PairFigures
+from paritas.core.results.items import Extremes, PairFigures
 from paritas.formats.files.records import Record
 from paritas.formats.files.tensor_bytes import check_repeats
 
@@ -45,10 +45,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
-    from paritas.comparison.rows import SideFacts
     from paritas.core.numerics.requirements import Requirement
     from paritas.core.numerics.statistics import Statistics
     from paritas.formats.dumps.opening import ReadableDump
+
+    _Gate = Callable[["_PairCase"], Ruling | None]
+    _Check = Callable[["_PairCase"], Ruling]
+
+_RulingT = TypeVar("_RulingT", Ruling, Ruling | None)
 
 
 # --- The noise of a dtype -------------------------------------------------------------------------
@@ -378,46 +382,6 @@ def unjudged_row(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _PairCase:
-    """Two operands with their dumps; `trusts`: whether to trust digests and checksums."""
-
-    my: Operand
-    golden: Operand
-    my_dump: ReadableDump
-    golden_dump: ReadableDump
-    unjudged: Measured
-    my_facts: SideFacts
-    golden_facts: SideFacts
-    trusts: bool = False
-
-    @property
-    def are_single(self) -> bool:
-        """Whether both are recorded values, not results of a recipe."""
-        return self.my.recipe is None and self.golden.recipe is None
-
-    def my_values(self) -> Tensor:
-        return self.my.read(self._reader(self.my_dump))
-
-    def golden_values(self) -> Tensor:
-        return self.golden.read(self._reader(self.golden_dump))
-
-    def _reader(self, dump: ReadableDump) -> Callable[[Record], Tensor]:
-        return functools.partial(dump.view, check=not self.trusts)
-
-    def rule(
-        self, status: Status, reason: str = "", *, settled: bool = True, **about: Any
-    ) -> Measured:
-        """The row with its status."""
-        about = {
-            "settled": settled,
-            "basis": Basis.VALUES if "judged_by" in about else Basis.UNKNOWN,
-        } | about
-        if status is Status.IDENTICAL:
-            about["own"] = about["inherited"] = 0.0
-        return apply_ruling(self.unjudged, Ruling(status, reason, about))
-
-
 def measure(
     pair: Pair,
     my: ReadableDump,
@@ -434,26 +398,165 @@ def measure(
     digests are not read, and checksums are not verified.
     """
     row = unjudged_row(pair, my.kind, golden.kind)
-    if pair.my is None or pair.golden is None or row.my is None or row.golden is None:
-        return apply_ruling(row, _rule_on_unmatched(pair))
-    case = _PairCase(
-        pair.my, pair.golden, my, golden, row, row.my, row.golden, trusts=trust_digests
+    quick = quick and requirement is None
+    case = _PairCase(pair, my, golden, row, requirement, is_quick=quick, trusts=trust_digests)
+    gates, check = _gates_and_check(case)
+    (row,) = judge_case(
+        case,
+        (_rule_on_unmatched, *map(_rule_on_errors, gates)),
+        _settle_case,
+        lambda case: [_settle_case(case, _rule_on_errors(check)(case))],
     )
-    try:
-        if pair.my.record.is_summary or pair.golden.record.is_summary:
-            return _judge_by_summaries(case)
-        if not (row.my.dtype and row.golden.dtype):
-            return _judge_plain_values(case)
-        if _has_values(pair.my) and _has_values(pair.golden):
-            return _judge_tensors(case, requirement, quick=quick and requirement is None)
-        return _judge_by_summaries(case)
-    except (ParitasError, OSError, RuntimeError, ValueError) as error:
-        if getattr(error, "is_difference", False):  # replicas that disagree
-            return case.rule(Status.DIFFERENT, str(error), aspect=Aspect.STRUCTURE)
-        return case.rule(Status.UNVERIFIED, str(error), aspect=Aspect.HARNESS)
+    return row
 
 
-def _rule_on_unmatched(pair: Pair) -> Ruling:
+@dataclasses.dataclass(frozen=True)
+class _PairCase:
+    """Two operands with their dumps; values are read when they are first asked for.
+
+    Attributes:
+        requirement: the user's rule, which replaces the noise.
+        trusts: whether to trust digests and checksums.
+    """
+
+    pair: Pair
+    my_dump: ReadableDump
+    golden_dump: ReadableDump
+    unjudged: Measured
+    requirement: Requirement | None
+    is_quick: bool
+    trusts: bool
+
+    # Without a counterpart, one side stands for both: the first gate settles that pair.
+
+    @functools.cached_property
+    def my(self) -> Operand:
+        return self.pair.my or self.pair.leading
+
+    @functools.cached_property
+    def golden(self) -> Operand:
+        return self.pair.golden or self.pair.leading
+
+    @property
+    def my_facts(self) -> SideFacts:
+        return self.unjudged.my or SideFacts()
+
+    @property
+    def golden_facts(self) -> SideFacts:
+        return self.unjudged.golden or SideFacts()
+
+    @property
+    def are_summaries(self) -> bool:
+        """Whether one side was recorded as a summary."""
+        return self.my.record.is_summary or self.golden.record.is_summary
+
+    @property
+    def are_single(self) -> bool:
+        """Whether both are recorded values, not results of a recipe."""
+        return self.my.recipe is None and self.golden.recipe is None
+
+    @functools.cached_property
+    def have_same_digest(self) -> bool:
+        return self.are_single and same_digest(self.my.record, self.golden.record)
+
+    def my_values(self) -> Tensor:
+        return self.my.read(self._reader(self.my_dump))
+
+    def golden_values(self) -> Tensor:
+        return self.golden.read(self._reader(self.golden_dump))
+
+    def _reader(self, dump: ReadableDump) -> Callable[[Record], Tensor]:
+        return functools.partial(dump.view, check=not self.trusts)
+
+    @functools.cached_property
+    def recorded_tensors(self) -> tuple[Tensor, Tensor]:
+        """The golden tensor and mine."""
+        reference = self.golden_values()
+        check_repeats(reference)
+        if self.have_same_digest:
+            # Both sides match the same digest, so it is enough to read one of them.
+            self.my_dump.verify(self.my.record)
+            return reference, reference
+        candidate = self.my_values()
+        check_repeats(candidate)
+        return reference, candidate
+
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The golden tensor and mine, in the shape of the golden one."""
+        reference, candidate = self.recorded_tensors
+        has_other_shape = candidate.shape != reference.shape
+        return reference, candidate.reshape(reference.shape) if has_other_shape else candidate
+
+    @functools.cached_property
+    def figures(self) -> PairFigures:
+        return pair_figures(*self.tensors)
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether a side is a tensor of floats, for which noise is allowed."""
+        return any(map(is_inexact, self.tensors))
+
+    def rule_on_tensors(
+        self, status: Status, reason: str = "", *, figures: PairFigures | None = None, **about: Any
+    ) -> Ruling:
+        """A ruling with what is known of two tensors; by default with all their figures."""
+        figures = figures or self.figures
+        reference, candidate = self.tensors
+        shapes = [tensor.shape for tensor in self.recorded_tensors]
+        limits = "" if shapes[0] == shapes[1] else "the shapes differ in dimensions of length 1"
+        extremes: tuple[Extremes | None, ...] = (figures.reference, figures.candidate)
+        distance = 0.0 if figures.metrics is None else figures.metrics.rel_l2
+        if figures.quick is not None:
+            extremes, distance = (None, None), figures.quick.rel_l2
+        facts: dict[str, Any] = {
+            "my": as_read(self.my_facts, candidate, extremes[1]),
+            "golden": as_read(self.golden_facts, reference, extremes[0]),
+            "figures": figures,
+            "nbytes": candidate.nbytes + reference.nbytes,
+            "limits": limits,
+            "distance": distance,
+        }
+        return Ruling(status, reason, facts | about)
+
+
+def _gates_and_check(case: _PairCase) -> tuple[tuple[_Gate, ...], _Check]:
+    """What settles a pair early, in order, and what judges it otherwise."""
+    if case.are_summaries:
+        return _SUMMARY_GATES, _rule_on_summaries
+    if not (case.my_facts.dtype and case.golden_facts.dtype):
+        return (), _rule_on_plain_values
+    if _has_values(case.my) and _has_values(case.golden):
+        return _TENSOR_GATES, _rule_on_noise
+    return _SUMMARY_GATES, _rule_on_summaries
+
+
+def _settle_case(case: _PairCase, ruling: Ruling) -> Measured:
+    """The row of a pair under a ruling."""
+    about = {"basis": Basis.VALUES if "judged_by" in ruling.about else Basis.UNKNOWN} | ruling.about
+    if ruling.status is Status.IDENTICAL:
+        about["own"] = about["inherited"] = 0.0
+    return apply_ruling(case.unjudged, dataclasses.replace(ruling, about=about))
+
+
+def _rule_on_errors(rule: Callable[[_PairCase], _RulingT]) -> Callable[[_PairCase], _RulingT]:
+    """A gate or check, for which an error in reading or measuring is a ruling too."""
+
+    def rule_or_refuse(case: _PairCase) -> _RulingT:
+        try:
+            return rule(case)
+        except (ParitasError, OSError, RuntimeError, ValueError) as error:
+            if getattr(error, "is_difference", False):  # replicas that disagree
+                return Ruling(Status.DIFFERENT, str(error), {"aspect": Aspect.STRUCTURE})
+            return Ruling(Status.UNVERIFIED, str(error), {"aspect": Aspect.HARNESS})
+
+    return rule_or_refuse
+
+
+def _rule_on_unmatched(case: _PairCase) -> Ruling | None:
+    pair = case.pair
+    if pair.my is not None and pair.golden is not None:
+        return None
     missing, present = ("my", "the golden") if pair.my is None else ("the golden", "my")
     near = f"; the most similar names are {', '.join(pair.nearest)}" if pair.nearest else ""
     reason = f"only {present} dump has it: no value in {missing} dump matches{near}"
@@ -461,25 +564,26 @@ def _rule_on_unmatched(pair: Pair) -> Ruling:
     return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.STRUCTURE, "advice": advice})
 
 
-def _judge_plain_values(case: _PairCase) -> Measured:
+# --- plain values ---------------------------------------------------------------------------------
+
+
+def _rule_on_plain_values(case: _PairCase) -> Ruling:
     """Numbers, lists and strings; one side may have recorded a number as a tensor."""
     as_text = _as_text(case.my, case.my_values, case.my_facts)
     golden = _as_text(case.golden, case.golden_values, case.golden_facts)
+    by_equality = {"judged_by": "equality"}
     if as_text is None or golden is None:
         words = [
             text or _tensor_words(side)
             for text, side in ((as_text, case.my_facts), (golden, case.golden_facts))
         ]
         if all(words):
-            reason = f"{words[0]} instead of {words[1]}"
-            return case.rule(Status.DIFFERENT, reason, judged_by="equality")
+            return Ruling(Status.DIFFERENT, f"{words[0]} instead of {words[1]}", by_equality)
         reason = "one side has no readable value; see the problems of its dump"
-        return case.rule(Status.UNVERIFIED, reason, aspect=Aspect.HARNESS)
-    same = as_text == golden or _same_value(as_text, golden)
-    if same:
-        return case.rule(Status.IDENTICAL, judged_by="equality")
-    reason = f"{as_text} instead of {golden}"
-    return case.rule(Status.DIFFERENT, reason, judged_by="equality")
+        return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.HARNESS})
+    if as_text == golden or _same_value(as_text, golden):
+        return Ruling(Status.IDENTICAL, "", by_equality)
+    return Ruling(Status.DIFFERENT, f"{as_text} instead of {golden}", by_equality)
 
 
 def _as_text(operand: Operand, values: Callable[[], Tensor], side: SideFacts) -> str | None:
@@ -519,85 +623,112 @@ def _has_values(operand: Operand) -> bool:
     return all(record.payload is not None for record in operand.records())
 
 
-# --- values ---------------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 
-def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: bool) -> Measured:
-    same = case.are_single and same_digest(case.my.record, case.golden.record)
-    if same and case.trusts:
-        return _by_digest(case, "digest, data not read")
-    reference = case.golden_values()
-    check_repeats(reference)
-    if same:
-        # Both sides match the same digest, so it is enough to read one of them.
-        case.my_dump.verify(case.my.record)
-    candidate = reference if same else case.my_values()
-    check_repeats(candidate)
+def _rule_on_trusted_digests(case: _PairCase) -> Ruling | None:
+    if case.trusts and case.have_same_digest:
+        return _rule_on_digests("digest, data not read")
+    return None
+
+
+def _rule_on_misfit(case: _PairCase) -> Ruling | None:
+    """Shapes or dtypes that cannot be compared element by element."""
+    reference, candidate = case.recorded_tensors
     misfit = _find_misfit(candidate, reference, ours=case.my_dump.kind == case.golden_dump.kind)
-    if misfit is not None:
-        aspect, reason = misfit
-        return case.rule(
-            Status.DIFFERENT,
-            reason,
-            aspect=aspect,
-            judged_by="shape and dtype",
-            my=msgspec.structs.replace(case.my_facts, shape=tuple(candidate.shape)),
-            golden=msgspec.structs.replace(case.golden_facts, shape=tuple(reference.shape)),
-        )
-    limits = ""
-    if candidate.shape != reference.shape:
-        limits = "the shapes differ in dimensions of length 1"
-        candidate = candidate.reshape(reference.shape)
-    if quick:
-        quickly = _judge_quickly(case, reference, candidate, limits)
-        if quickly is not None:
-            return quickly
-    figures = pair_figures(reference, candidate)
-    facts: dict[str, Any] = {
-        "my": as_read(case.my_facts, candidate, figures.candidate),
-        "golden": as_read(case.golden_facts, reference, figures.reference),
-        "figures": figures,
-        "nbytes": candidate.nbytes + reference.nbytes,
-        "limits": limits,
-        "distance": 0.0 if figures.metrics is None else figures.metrics.rel_l2,
+    if misfit is None:
+        return None
+    aspect, reason = misfit
+    about = {
+        "aspect": aspect,
+        "judged_by": "shape and dtype",
+        "my": msgspec.structs.replace(case.my_facts, shape=tuple(candidate.shape)),
+        "golden": msgspec.structs.replace(case.golden_facts, shape=tuple(reference.shape)),
     }
-    if figures.identical:
-        return case.rule(Status.IDENTICAL, judged_by="bits", **facts)
-    if requirement is not None:
-        ruling = _rule_by_requirement(requirement, figures)
-    elif not (is_inexact(reference) or is_inexact(candidate)):
-        ruling = _rule_on_exact(figures)
-    else:
-        ruling = _rule_on_floats(reference, candidate, figures)
-    return case.rule(ruling.status, ruling.reason or "", **facts | ruling.about)
+    return Ruling(Status.DIFFERENT, reason, about)
 
 
-def _judge_quickly(
-    case: _PairCase, reference: Tensor, candidate: Tensor, limits: str
-) -> Measured | None:
+def _rule_quickly(case: _PairCase) -> Ruling | None:
     """Settle clear cases cheaply: identical bits, or a difference well within the noise."""
-    fast_figures = quick_figures(reference, candidate)
-    facts: dict[str, Any] = {
-        "my": as_read(case.my_facts, candidate),
-        "golden": as_read(case.golden_facts, reference),
-        "figures": PairFigures(identical=fast_figures.identical, quick=fast_figures),
-        "nbytes": candidate.nbytes + reference.nbytes,
-        "limits": limits,
-        "distance": fast_figures.rel_l2,
-    }
-    if fast_figures.identical:
-        return case.rule(Status.IDENTICAL, judged_by="bits", **facts)
-    if not (is_inexact(reference) or is_inexact(candidate)):
+    if not case.is_quick:
+        return None
+    reference, candidate = case.tensors
+    quick = quick_figures(reference, candidate)
+    figures = PairFigures(identical=quick.identical, quick=quick)
+    if quick.identical:
+        return case.rule_on_tensors(Status.IDENTICAL, figures=figures, judged_by="bits")
+    if not case.is_inexact or quick.nonfinite_mismatches:
         return None
     noise, words = noise_of(reference, candidate)
-    passes = None
-    if not fast_figures.nonfinite_mismatches:
-        least = populations(real_view(reference)).least
-        passes = bound_score(fast_figures.max_abs, fast_figures.rmse, least, noise)
+    least = populations(real_view(reference)).least
+    passes = bound_score(quick.max_abs, quick.rmse, least, noise)
     if passes is None:
         return None
-    facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}
-    return case.rule(Status.EQUIVALENT, **facts)
+    about: dict[str, Any] = {"score": passes, "judged_by": f"noise of {words}", "settled": False}
+    return case.rule_on_tensors(Status.EQUIVALENT, figures=figures, **about)
+
+
+def _rule_on_bits(case: _PairCase) -> Ruling | None:
+    if not case.figures.identical:
+        return None
+    return case.rule_on_tensors(Status.IDENTICAL, judged_by="bits")
+
+
+def _rule_by_requirement(case: _PairCase) -> Ruling | None:
+    requirement = case.requirement
+    if requirement is None:
+        return None
+    status, reason = Status.EQUIVALENT, ""
+    if not requirement.holds(case.figures):
+        status, reason = Status.DIFFERENT, f"the rule {requirement.text!r} does not hold"
+    judged_by = f"rule {requirement.text}"
+    return case.rule_on_tensors(status, reason, judged_by=judged_by)
+
+
+def _rule_on_exact_values(case: _PairCase) -> Ruling | None:
+    if case.is_inexact:
+        return None
+    metrics = case.figures.metrics
+    if metrics is None or metrics.mismatched == 0:  # the dtypes differ
+        return case.rule_on_tensors(Status.IDENTICAL, judged_by="equality")
+    reason = f"{metrics.mismatched} of {metrics.numel} values differ; they must be equal"
+    return case.rule_on_tensors(Status.DIFFERENT, reason, judged_by="equality", settled=False)
+
+
+def _rule_on_nonfinite_values(case: _PairCase) -> Ruling | None:
+    metrics = case.figures.metrics
+    if metrics is None or not metrics.nonfinite_mismatches:
+        return None
+    where = nonfinite_mismatch(*case.tensors)
+    first = "" if where is None else f", the first at {where.nonzero()[0].tolist()}"
+    count = f"{metrics.nonfinite_mismatches} of {metrics.numel} NaN/Inf positions differ"
+    about: dict[str, Any] = {"judged_by": "positions of NaN and Inf", "settled": False}
+    return case.rule_on_tensors(Status.DIFFERENT, f"{count}{first}", **about)
+
+
+def _rule_on_noise(case: _PairCase) -> Ruling:
+    noise, words = noise_of(*case.tensors)
+    error_score = score(*case.tensors, case.figures, noise)
+    about: dict[str, Any] = {
+        "judged_by": f"noise of {words}",
+        "score": error_score,
+        "settled": False,
+    }
+    if error_score.passed:
+        return case.rule_on_tensors(Status.EQUIVALENT, **about)
+    reason = f"its error is {error_score.excess:.3g} times what the noise of {words} allows"
+    return case.rule_on_tensors(Status.DIFFERENT, reason, **about)
+
+
+_TENSOR_GATES = (
+    _rule_on_trusted_digests,
+    _rule_on_misfit,
+    _rule_quickly,
+    _rule_on_bits,
+    _rule_by_requirement,
+    _rule_on_exact_values,
+    _rule_on_nonfinite_values,
+)
 
 
 def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[Aspect, str] | None:
@@ -613,81 +744,52 @@ def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[A
     return None
 
 
-def _rule_by_requirement(requirement: Requirement, figures: PairFigures) -> Ruling:
-    about = {"judged_by": f"rule {requirement.text}"}
-    if requirement.holds(figures):
-        return Ruling(Status.EQUIVALENT, "", about)
-    return Ruling(Status.DIFFERENT, f"the rule {requirement.text!r} does not hold", about)
-
-
-def _rule_on_exact(figures: PairFigures) -> Ruling:
-    metrics = figures.metrics
-    about = {"judged_by": "equality"}
-    if metrics is None or metrics.mismatched == 0:  # the dtypes differ
-        return Ruling(Status.IDENTICAL, "", about)
-    reason = f"{metrics.mismatched} of {metrics.numel} values differ; they must be equal"
-    return Ruling(Status.DIFFERENT, reason, about | {"settled": False})
-
-
-def _rule_on_floats(reference: Tensor, candidate: Tensor, figures: PairFigures) -> Ruling:
-    metrics = figures.metrics
-    about: dict[str, Any] = {"settled": False}
-    if metrics is not None and metrics.nonfinite_mismatches:
-        where = nonfinite_mismatch(reference, candidate)
-        first = "" if where is None else f", the first at {where.nonzero()[0].tolist()}"
-        count = f"{metrics.nonfinite_mismatches} of {metrics.numel} NaN/Inf positions differ"
-        about |= {"judged_by": "positions of NaN and Inf"}
-        return Ruling(Status.DIFFERENT, f"{count}{first}", about)
-    noise, words = noise_of(reference, candidate)
-    error_score = score(reference, candidate, figures, noise)
-    about |= {"judged_by": f"noise of {words}", "score": error_score}
-    if error_score.passed:
-        return Ruling(Status.EQUIVALENT, "", about)
-    reason = f"its error is {error_score.excess:.3g} times what the noise of {words} allows"
-    return Ruling(Status.DIFFERENT, reason, about)
-
-
 # --- summaries ------------------------------------------------------------------------------------
 
 
-def _judge_by_summaries(case: _PairCase) -> Measured:
+def _rule_on_recorded_shapes(case: _PairCase) -> Ruling | None:
     shapes = [case.my_facts.shape, case.golden_facts.shape]
-    if None not in shapes and shapes[0] != shapes[1]:
-        reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
-        return case.rule(Status.DIFFERENT, reason, aspect=Aspect.SHAPE)
+    if None in shapes or shapes[0] == shapes[1]:
+        return None
+    reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
+    return Ruling(Status.DIFFERENT, reason, {"aspect": Aspect.SHAPE})
+
+
+def _rule_on_recorded_digests(case: _PairCase) -> Ruling | None:
+    """Equal paritas digests of values that were not stored."""
     records = (case.my.record, case.golden.record)
-    are_comparable = case.are_single and comparable_digests(*records)
-    if are_comparable and same_digest(*records):
-        return _judge_by_digest(case)
+    if not case.have_same_digest:
+        return None
+    if not case.trusts and all(record.statistics is not None for record in records):
+        _, _, judgement = _summarize_and_judge(case)
+        if judgement.status is Status.DIFFERENT:
+            reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
+            return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.HARNESS})
+    return _rule_on_digests("digest, data not stored")
+
+
+def _rule_on_summaries(case: _PairCase) -> Ruling:
     my_summary, golden, judgement = _summarize_and_judge(case)
     status, reason = judgement.status, judgement.reason
+    are_comparable = case.are_single and comparable_digests(case.my.record, case.golden.record)
     if status is Status.IDENTICAL and are_comparable:
         status = Status.EQUIVALENT
         reason = "the digests differ, but all recorded statistics are equal"
     has_sketches = my_summary.sketch is not None and golden.sketch is not None
-    return case.rule(
-        status,
-        reason,
-        limits=judgement.limits,
-        judged_by="sketch" if has_sketches else "statistics",
-        basis=Basis.SUMMARIES,
-        nonfinite=judgement.nonfinite,
-        distance=judgement.distance,
-        settled=status in {Status.IDENTICAL, Status.UNVERIFIED},
-        my=with_extremes(case.my_facts, my_summary.statistics),
-        golden=with_extremes(case.golden_facts, golden.statistics),
-    )
+    about = {
+        "limits": judgement.limits,
+        "judged_by": "sketch" if has_sketches else "statistics",
+        "basis": Basis.SUMMARIES,
+        "nonfinite": judgement.nonfinite,
+        "distance": judgement.distance,
+        "settled": status in {Status.IDENTICAL, Status.UNVERIFIED},
+        "my": with_extremes(case.my_facts, my_summary.statistics),
+        "golden": with_extremes(case.golden_facts, golden.statistics),
+    }
+    return Ruling(status, reason, about)
 
 
-def _judge_by_digest(case: _PairCase) -> Measured:
-    """Equal paritas digests of values that were not stored."""
-    figures = (case.my.record.statistics, case.golden.record.statistics)
-    if None not in figures and not case.trusts:
-        _, _, judgement = _summarize_and_judge(case)
-        if judgement.status is Status.DIFFERENT:
-            reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
-            return case.rule(Status.UNVERIFIED, reason, aspect=Aspect.HARNESS)
-    return _by_digest(case, "digest, data not stored")
+_SUMMARY_GATES = (_rule_on_recorded_shapes, _rule_on_recorded_digests)
 
 
 def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, SummaryJudgement]:
@@ -697,14 +799,14 @@ def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, Sum
     return summary, golden, judge_summaries(summary, golden, unit)
 
 
-def _by_digest(case: _PairCase, judged_by: str) -> Measured:
-    return case.rule(
-        Status.IDENTICAL,
-        judged_by=judged_by,
-        basis=Basis.DIGESTS,
-        limits=BY_DIGEST,
-        distance=0.0,
-    )
+def _rule_on_digests(judged_by: str) -> Ruling:
+    about = {
+        "judged_by": judged_by,
+        "basis": Basis.DIGESTS,
+        "limits": BY_DIGEST,
+        "distance": 0.0,
+    }
+    return Ruling(Status.IDENTICAL, "", about)
 
 
 def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:

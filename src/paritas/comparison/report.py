@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
+from paritas.comparison.columns import TERMINAL_LEGENDS, terminal_columns
 from paritas.comparison.rows import beginnings, finding_of, losses_of
 from paritas.core.reporting.annotations import Account, verdict_account
 from paritas.core.reporting.tables import (
@@ -21,7 +22,6 @@ from paritas.core.reporting.tables import (
     terminal_table,
 )
 from paritas.core.reporting.terminal import (
-    FINDING_COLUMNS,
     details,
     heading,
     indent_text,
@@ -45,12 +45,6 @@ if TYPE_CHECKING:
 MOST_ROWS = 24
 _NEAR_THEIR_LIMITS = 6  # rows to show if all pass
 _FOLLOWERS = 8  # rows to show that inherit their difference
-ROW_LEGENDS = {
-    "item": "item: without the common parts; the full name is in comparison.csv",
-    "off by": "off by: norm of the difference / norm of the golden value, or a count of values",
-    "own": "own, came in: the part that was added here, and the part from the inputs",
-    "worst / allowed": "worst / allowed: in multiples of rounding noise",
-}
 _HOW_ATTRIBUTED = {
     "replayed": "measured by running the operator again in float64",
     "estimated": "estimated from the errors of its inputs",
@@ -85,9 +79,9 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
     if gravest:
         table = row_table(comparison, gravest)
         legend = [
-            ROW_LEGENDS[str(column.header)]
-            for column in table.columns[1:]
-            if column.header in ROW_LEGENDS
+            TERMINAL_LEGENDS[str(column.header)]
+            for column in table.columns
+            if column.header in TERMINAL_LEGENDS
         ]
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
     # What a dump lacks is among the failures.
@@ -197,29 +191,7 @@ def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
                 )
             )
         )
-    return terminal_table(_row_columns(comparison), lines)
-
-
-def _row_columns(comparison: Comparison) -> list[Column[ComparisonRow]]:
-    shorten = _Shortening(comparison)
-    value, off_by, worst = (column.cell for column in FINDING_COLUMNS[2:])
-
-    def item(row: ComparisonRow) -> str:
-        return "\n".join(filter(None, (shorten(row), str(value(finding_of(row))))))
-
-    return [
-        Column("status", lambda row: STATUS_MARKS[row.status], is_fixed=True),
-        Column("item", item),
-        Column("off by", lambda row: off_by(finding_of(row)), is_fixed=True, is_optional=True),
-        Column("own", lambda row: row.own, show=_figure, is_fixed=True, is_optional=True),
-        Column("came in", lambda row: row.inherited, show=_figure, is_fixed=True, is_optional=True),
-        Column(
-            "worst / allowed",
-            lambda row: worst(finding_of(row)),
-            is_fixed=True,
-            is_optional=True,
-        ),
-    ]
+    return terminal_table(terminal_columns(_Shortening(comparison)), lines)
 
 
 class _Shortening:
@@ -240,10 +212,6 @@ class _Shortening:
         step = f" step {row.step}" if self._steps else ""
         rank = f" rank {row.rank}" if self._ranks and row.rank is not None else ""
         return f"{name}{aspect}{step}{rank}"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.1e}" if value else "0"
 
 
 # --- where it begins ------------------------------------------------------------------------------

@@ -7,12 +7,10 @@ import functools
 import math
 import re
 from operator import attrgetter
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from paritas.comparison.rows import Basis
-from paritas.core.judging.pairs import Ruling, apply_ruling
+from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.numerics.automatic import BLIND_NOISE
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z
 from paritas.core.results.findings import Aspect, Status
@@ -80,8 +78,16 @@ def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Me
     """Judge all rows together with their sources: what each row measured, in its final state."""
     resolved_rows: dict[int, Measured] = {}
     for row_index in _in_order(drafts):
-        end = _resolve_one(drafts[row_index], drafts, resolved_rows, replays.get(row_index))
-        resolved_rows[row_index] = _doubt(end) if drafts[row_index].is_guess and end.fails else end
+        draft = drafts[row_index]
+        rule = functools.partial(
+            _rule_on_sources,
+            draft=draft,
+            drafts=drafts,
+            resolved_rows=resolved_rows,
+            replayed=replays.get(row_index),
+        )
+        rules = (rule, _rule_on_guess) if draft.is_guess else (rule,)
+        (resolved_rows[row_index],) = reconsider([draft.measured], *rules)
     return [resolved_rows[row_position] for row_position in range(len(drafts))]
 
 
@@ -102,60 +108,61 @@ def _in_order(drafts: Sequence[Draft]) -> list[int]:
     return order
 
 
-def _resolve_one(
+def _rule_on_sources(
+    plain: Measured,
     draft: Draft,
     drafts: Sequence[Draft],
     resolved_rows: Mapping[int, Measured],
     replayed: Replayed | None,
-) -> Measured:
-    if draft.measured.status in {Status.IDENTICAL, Status.UNVERIFIED}:
-        return draft.measured
+) -> Ruling | None:
+    if plain.status in {Status.IDENTICAL, Status.UNVERIFIED}:
+        return None
     # A source that is not resolved yet is part of a cycle.
     sources = [source for source in draft.sources if source in resolved_rows]
     failing = [source for source in sources if resolved_rows[source].fails]
     if not draft.is_result:
-        return _resolve_argument(draft.measured, sources, drafts, resolved_rows)
-    if replayed is not None and not draft.measured.settled:
+        return _rule_on_argument(plain, sources, drafts, resolved_rows)
+    if replayed is not None and not plain.settled:
         are_inputs_known = sources and all(
             resolved_rows[source].status is not Status.UNVERIFIED for source in sources
         )
         named = [drafts[source].name for source in failing]
-        return _resolve_replayed(
-            draft.measured, replayed, named, inputs_known=bool(are_inputs_known)
-        )
-    return _resolve_estimated(draft, sources, drafts, resolved_rows)
+        return _rule_on_replay(plain, replayed, named, inputs_known=bool(are_inputs_known))
+    return _rule_on_estimate(plain, draft, sources, drafts, resolved_rows)
 
 
-def _doubt(end: Measured) -> Measured:
+def _rule_on_guess(end: Measured) -> Ruling | None:
     """A difference of two values that may not belong together shows nothing."""
+    if not end.fails:
+        return None
     reason = f"the two are matched by order only, and differ: {end.reason}"
     advice = "map the names with --rename, and compare again"
     about = {"aspect": Aspect.STRUCTURE, "advice": advice, "made": ""}
-    return apply_ruling(end, Ruling(Status.UNVERIFIED, reason, about))
+    return Ruling(Status.UNVERIFIED, reason, about)
 
 
-def _resolve_argument(
+def _rule_on_argument(
     plain: Measured,
     sources: list[int],
     drafts: Sequence[Draft],
     resolved_rows: Mapping[int, Measured],
-) -> Measured:
+) -> Ruling | None:
     """An input is the output of another call, unless something changed it in between."""
     if not sources or resolved_rows[sources[0]].status is Status.UNVERIFIED:
-        return plain
+        return None
     source = sources[0]
     if _same_difference(plain, drafts[source].measured):
         same = resolved_rows[source]
         reason = f"same value as {drafts[source].name}" if same.fails else same.reason
         error_origin = "before" if same.fails else ""
         about = {"judged_by": same.judged_by, "basis": same.basis, "made": error_origin}
-        return apply_ruling(plain, Ruling(same.status, reason, about))
+        return Ruling(same.status, reason, about)
     if not plain.fails:
-        return plain
+        return None
     if resolved_rows[source].fails:
-        return msgspec.structs.replace(plain, made="before")
+        return Ruling(plain.status, about={"made": "before"})
     reason = f"{plain.reason}; it was correct as {drafts[source].name} and changed since then"
-    return msgspec.structs.replace(plain, reason=reason, made="here")
+    return Ruling(plain.status, reason, {"made": "here"})
 
 
 def _same_difference(left: Measured, right: Measured) -> bool:
@@ -169,85 +176,79 @@ def _same_difference(left: Measured, right: Measured) -> bool:
 _DIFFERENCE = attrgetter("rel_l2", "max_abs", "mismatched", "nonfinite_mismatches")
 
 
-def _resolve_replayed(
+def _rule_on_replay(
     plain: Measured, replayed: Replayed, failing: list[str], *, inputs_known: bool
-) -> Measured:
+) -> Ruling:
     judgement = replayed.judgement
-    attributed_result = msgspec.structs.replace(
-        plain,
-        own=replayed.own,
-        inherited=replayed.inherited,
-        attributed="replayed",
-        judged_by=f"float64 replay ({replayed.words})" if replayed.words else "float64 replay",
-        basis=Basis.VALUES,
-    )
+    about = {
+        "own": replayed.own,
+        "inherited": replayed.inherited,
+        "attributed": "replayed",
+        "judged_by": f"float64 replay ({replayed.words})" if replayed.words else "float64 replay",
+        "basis": Basis.VALUES,
+    }
     if not judgement.status.passes():
-        about = {"made": "here", "score": judgement.native}
-        return apply_ruling(attributed_result, Ruling(judgement.status, judgement.reason, about))
+        about |= {"made": "here", "score": judgement.native}
+        return Ruling(judgement.status, judgement.reason, about)
     if not replayed.golden_ok and plain.fails:
         reason = (
             "rerunning the operator on the golden inputs does not reproduce the golden value, but "
             "on my inputs it reproduces mine"
         )
-        return msgspec.structs.replace(attributed_result, reason=reason, made="here")
+        return Ruling(plain.status, reason, about | {"made": "here"})
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
-        return apply_ruling(attributed_result, Ruling(status, judgement.reason))
+        return Ruling(status, judgement.reason, about)
     if failing:
         reason = f"{plain.reason}; inherited from {failing[0]}"
-        return msgspec.structs.replace(attributed_result, reason=reason, made="before")
+        return Ruling(plain.status, reason, about | {"made": "before"})
     if not inputs_known:
         # An inherited error is excused only if the inputs were compared and differ by rounding.
         reason = f"{plain.reason}; inherited from inputs that were not compared"
-        return msgspec.structs.replace(attributed_result, reason=reason)
-    return apply_ruling(attributed_result, _rule_on_drift(attributed_result))
+        return Ruling(plain.status, reason, about)
+    return _rule_on_drift(plain, about)
 
 
-def _rule_on_drift(measured: Measured) -> Ruling:
+def _rule_on_drift(measured: Measured, about: dict[str, Any]) -> Ruling:
     """A difference that the rounding of the inputs explains."""
     exact = measured.figures is not None and measured.score is None
     large = measured.distance is not None and not measured.distance <= LARGE_DRIFT
     if exact or large:
         reason = "the rounding of its inputs explains the difference; no single call caused it"
-        return Ruling(Status.UNSTABLE, reason)
-    return Ruling(Status.EQUIVALENT, "")
+        return Ruling(Status.UNSTABLE, reason, about)
+    return Ruling(Status.EQUIVALENT, "", about)
 
 
-def _resolve_estimated(
+def _rule_on_estimate(
+    plain: Measured,
     draft: Draft,
     sources: list[int],
     drafts: Sequence[Draft],
     resolved_rows: Mapping[int, Measured],
-) -> Measured:
-    plain = draft.measured
+) -> Ruling | None:
     near = draft.neighbour
     used = sources or ([near] if near is not None and near in resolved_rows else [])
     if not used:
-        return plain
+        return None
     failing = [source for source in used if resolved_rows[source].fails]
     distances = (drafts[source].measured.distance for source in used)
     inherited = max((distance for distance in distances if distance is not None), default=None)
     total = plain.distance
-    attributed_result = plain
+    about: dict[str, Any] = {}
     if inherited is not None and total is not None:
         own_error = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
-        attributed_result = msgspec.structs.replace(
-            plain, own=own_error, inherited=inherited, attributed="estimated"
-        )
+        about = {"own": own_error, "inherited": inherited, "attributed": "estimated"}
     if not plain.fails:
-        return attributed_result
+        return Ruling(plain.status, about=about)
     if failing:
         reason = f"{plain.reason}; inherited from {drafts[failing[0]].name}"
-        return msgspec.structs.replace(attributed_result, reason=reason, made="before")
+        return Ruling(plain.status, reason, about | {"made": "before"})
     unknown = any(resolved_rows[source].status is Status.UNVERIFIED for source in used)
     excusable = not plain.settled and not unknown
     if excusable and inherited and _is_explained(plain, inherited):
-        judged_by = f"{plain.judged_by} and the error of its inputs"
-        attributed_result = msgspec.structs.replace(attributed_result, judged_by=judged_by)
-        return apply_ruling(attributed_result, _rule_on_drift(attributed_result))
-    return msgspec.structs.replace(
-        attributed_result, made="here" if sources and not unknown else ""
-    )
+        about["judged_by"] = f"{plain.judged_by} and the error of its inputs"
+        return _rule_on_drift(plain, about)
+    return Ruling(plain.status, about=about | {"made": "here" if sources and not unknown else ""})
 
 
 def _is_explained(measured: Measured, inherited: float) -> bool:
@@ -337,18 +338,24 @@ class Table:
         for pair, end in zip(self.pairs, resolved, strict=True):
             if is_result(pair.leading.record.site):
                 calls.setdefault(_call_key(pair), []).append(end)
-        accepted_rows = list(resolved)
-        for row_index, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
+
+        def rule_on_spelling(end: Measured, pair: Pair) -> Ruling | None:
             if not end.fails or end.my is None or end.golden is None:
-                continue
-            site = pair.leading.record.site
-            if site.level in ("op", "node") and _are_integers(end.my.value, end.golden.value):
-                results = calls.get(_call_key(pair), [])
-                if results and all(call_result.status in _AGREE for call_result in results):
-                    limits = f"the argument is {end.reason}, but the results of the call agree"
-                    ruling = Ruling(Status.EQUIVALENT, "", {"limits": limits})
-                    accepted_rows[row_index] = apply_ruling(end, ruling)
-        return accepted_rows
+                return None
+            is_operator = pair.leading.record.site.level in ("op", "node")
+            if not is_operator or not _are_integers(end.my.value, end.golden.value):
+                return None
+            results = calls.get(_call_key(pair), [])
+            if not results or any(call_result.status not in _AGREE for call_result in results):
+                return None
+            limits = f"the argument is {end.reason}, but the results of the call agree"
+            return Ruling(Status.EQUIVALENT, "", {"limits": limits})
+
+        return [
+            row
+            for pair, end in zip(self.pairs, resolved, strict=True)
+            for row in reconsider([end], functools.partial(rule_on_spelling, pair=pair))
+        ]
 
     def _sources(self, pair: Pair, row_index: int) -> tuple[int, ...]:
         """The rows of the values that a pair was computed from, according to either dump."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     FindingRule = Callable[[Finding], "Ruling | None"]
 
 
+CaseT = TypeVar("CaseT")
+# A finding, or a row of a table that has a finding's status and reason.
 JudgedT = TypeVar("JudgedT", bound=msgspec.Struct)
 
 
@@ -106,15 +108,34 @@ def judge_pair(
         rules: they rule on each finding, one after the other.
         explainer: diagnoses the values that fail.
     """
-    ruling = next((ruling for gate in gates if (ruling := gate(pair)) is not None), None)
     notes: list[str] = []
-    if ruling is not None:
-        findings = [settle_pair(pair, ruling)]
-    else:
-        findings, notes = _check_pair(pair, checks)
-    for rule in rules:
-        findings = reconsider(findings, rule)
+
+    def check(pair: Pair) -> list[Finding]:
+        findings, new_notes = _check_pair(pair, checks)
+        notes.extend(new_notes)
+        return findings
+
+    findings = judge_case(pair, gates, settle_pair, check, rules)
     return explain_pair(findings, pair, explainer), notes
+
+
+def judge_case(
+    case: CaseT,
+    gates: Iterable[Callable[[CaseT], Ruling | None]],
+    settle: Callable[[CaseT, Ruling], JudgedT],
+    check: Callable[[CaseT], Iterable[JudgedT]],
+    rules: Iterable[Callable[[JudgedT], Ruling | None]] = (),
+) -> list[JudgedT]:
+    """What is found about anything that can be judged: a `Pair`, or two values yet to be read.
+
+    Args:
+        gates: the first that gives a ruling settles the case; nothing else is looked at.
+        settle: what is found if a gate settles the case.
+        check: what is found otherwise.
+        rules: they rule on what was found, one after the other.
+    """
+    ruling = next((ruling for gate in gates if (ruling := gate(case)) is not None), None)
+    return reconsider(check(case) if ruling is None else [settle(case, ruling)], *rules)
 
 
 def explain_pair(findings: list[Finding], pair: Pair, explainer: Explainer | None) -> list[Finding]:
@@ -137,12 +158,16 @@ def settle_pair(pair: Pair, ruling: Ruling) -> Finding:
     return Finding(item=pair.item, status=ruling.status, reason=ruling.reason or "", **about)
 
 
-def reconsider(findings: Iterable[Finding], rule: FindingRule) -> list[Finding]:
-    """The findings under a rule that may need more than was known when they were judged."""
-    return [
-        finding if (ruling := rule(finding)) is None else apply_ruling(finding, ruling)
-        for finding in findings
-    ]
+def reconsider(
+    findings: Iterable[JudgedT], *rules: Callable[[JudgedT], Ruling | None]
+) -> list[JudgedT]:
+    """The findings under rules that may need more than was known when they were judged."""
+    for rule in rules:
+        findings = [
+            finding if (ruling := rule(finding)) is None else apply_ruling(finding, ruling)
+            for finding in findings
+        ]
+    return list(findings)
 
 
 def sketch_rule(full_value: torch.Tensor, words: str, **about: Any) -> FindingRule:
@@ -162,7 +187,7 @@ def sketch_rule(full_value: torch.Tensor, words: str, **about: Any) -> FindingRu
 
 
 def apply_ruling(judged: JudgedT, ruling: Ruling) -> JudgedT:
-    """A finding, or a row of a table that has a finding's status and reason, under a ruling."""
+    """A finding or a row under a ruling."""
     about = ruling.about if ruling.reason is None else {"reason": ruling.reason} | ruling.about
     return msgspec.structs.replace(judged, status=ruling.status, **about)
 

@@ -35,6 +35,9 @@ from paritas.core.results.items import Extremes, PairFigures, QuickFigures
 # float64; all others, and small tensors, are processed in float64. Numpy does the work: its calls
 # are cheapest, and it starts no threads of its own. Pairs that it cannot process (complex numbers,
 # other devices, squares out of float64's range) are measured in several passes, with torch's sums.
+#
+# Quick figures have a loop of their own: `PairTotals` reads a block a dozen times, and first finds
+# out which numbers are finite, while here three reads are enough, and a NaN shows in the squares.
 
 
 def pair_figures(reference: Tensor, candidate: Tensor) -> PairFigures:

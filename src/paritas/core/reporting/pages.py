@@ -131,19 +131,21 @@ _NOTHING = "null"
 _NO_NUMBERS = {"nan", "inf", "-inf"}
 
 
-def text_column(values: Iterable[str]) -> dict[str, Any]:
+def text_column(values: Iterable[str | None]) -> dict[str, Any]:
     """Each distinct text once, and its number for each row; no numbers if all rows are equal."""
-    places: dict[str, int] = {}
-    rows = [places.setdefault(value, len(places)) for value in values]
-    return {"texts": list(places), "rows": rows if len(places) > 1 else None}
+    column = [value or "" for value in values]
+    places = {text: number for number, text in enumerate(dict.fromkeys(column))}
+    rows = list(map(places.__getitem__, column)) if len(places) > 1 else None
+    return {"texts": list(places), "rows": rows}
 
 
 def number_column(values: Iterable[float | None], digits: int = DIGITS) -> msgspec.Raw | None:
     """Numbers as JSON with this many digits; None if no row has one."""
-    column = [_NOTHING if value is None else _number(value, digits) for value in values]
-    if all(text is _NOTHING for text in column):
+    column = list(values)
+    if column.count(None) == len(column):
         return None
-    return msgspec.Raw(f"[{','.join(column)}]".encode())
+    texts = [_NOTHING if value is None else _number(value, digits) for value in column]
+    return msgspec.Raw(f"[{','.join(texts)}]".encode())
 
 
 def _number(value: float, digits: int) -> str:
