@@ -75,7 +75,7 @@ class Step:
     operator: Operator
     values: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def traits(self) -> Traits:
         """What kind of operator it is."""
         return traits(self.operator)
@@ -114,7 +114,12 @@ class Step:
         """All outputs of the operator, with this value as the first."""
         if count_results(self.operator) == 1:
             return value
-        return (value, *self.run()[1:])
+        return (value, *self.results[1:])
+
+    @functools.cached_property
+    def results(self) -> Any:
+        """What it gives as it is."""
+        return self.run()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -398,14 +403,24 @@ class LiveCall:
         if tape is None:
             raise ValueError("it was not recorded")
 
+        at = self._wide_place(position)
+
         def compute(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return change(Step(operator, bind_arguments(operator, args, kwargs)))
+            if traits(operator).mutates:
+                return change(Step(operator, bind_arguments(operator, args, kwargs)))
+            if at not in self._wide_steps:
+                self._wide_steps[at] = Step(operator, bind_arguments(operator, args, kwargs))
+            return change(self._wide_steps[at])
 
         with torch.no_grad():
-            at = self._wide_place(position)
             return tape.results(
                 at, compute, lambda argument: is_scout() or checks_arguments(argument)
             )
+
+    @functools.cached_property
+    def _wide_steps(self) -> dict[int, Step]:
+        """The operators of the run in float64 that were changed, by their places."""
+        return {}
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
