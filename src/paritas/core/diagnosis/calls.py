@@ -345,7 +345,11 @@ class LiveCall:
             run = functools.partial(self._replay, position, change)
         elif position == WHOLE and change is not None:
             _ = self._recorded  # a change may ask for it, where a mode is active
-            change_result = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
+            change_result = lambda *args, **kwargs: change(  # noqa: E731
+                self._wide_whole
+                if wide and "_kept_wide" in vars(self)
+                else self._whole(args, kwargs)
+            )
             run = functools.partial(
                 self._run, contextlib.nullcontext(), wide=wide, target=change_result
             )
@@ -438,6 +442,11 @@ class LiveCall:
     @functools.cached_property
     def _kept_wide(self) -> tuple[Any, Any, dict[str, Tensor]]:
         return self._copies(wide=True)
+
+    @functools.cached_property
+    def _wide_whole(self) -> Step:
+        args, kwargs, _ = self._kept_wide
+        return self._whole(args, kwargs)
 
     def _copies(self, *, wide: bool) -> tuple[Any, Any, dict[str, Tensor]]:
         state = {}
