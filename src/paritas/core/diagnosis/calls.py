@@ -76,7 +76,7 @@ class Step:
     operator: Operator
     values: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def traits(self) -> Traits:
         """What kind of operator it is."""
         return traits(self.operator)
@@ -115,7 +115,12 @@ class Step:
         """All outputs of the operator, with this value as the first."""
         if count_results(self.operator) == 1:
             return value
-        return (value, *self.run()[1:])
+        return (value, *self.results[1:])
+
+    @functools.cached_property
+    def results(self) -> Any:
+        """What it gives as it is."""
+        return self.run()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -341,7 +346,11 @@ class LiveCall:
             run = functools.partial(self._replay, position, change)
         elif position == WHOLE and change is not None:
             _ = self._recorded  # a change may ask for it, where a mode is active
-            change_result = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
+            change_result = lambda *args, **kwargs: change(  # noqa: E731
+                self._wide_whole
+                if wide and "_kept_wide" in vars(self)
+                else self._whole(args, kwargs)
+            )
             run = functools.partial(
                 self._run, contextlib.nullcontext(), wide=wide, target=change_result
             )
@@ -399,14 +408,24 @@ class LiveCall:
         if tape is None:
             raise ValueError("it was not recorded")
 
+        at = self._wide_place(position)
+
         def compute(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return change(Step(operator, bind_arguments(operator, args, kwargs)))
+            if traits(operator).mutates:
+                return change(Step(operator, bind_arguments(operator, args, kwargs)))
+            if at not in self._wide_steps:
+                self._wide_steps[at] = Step(operator, bind_arguments(operator, args, kwargs))
+            return change(self._wide_steps[at])
 
         with torch.no_grad():
-            at = self._wide_place(position)
             return tape.results(
                 at, compute, lambda argument: is_scout() or checks_arguments(argument)
             )
+
+    @functools.cached_property
+    def _wide_steps(self) -> dict[int, Step]:
+        """The operators of the run in float64 that were changed, by their places."""
+        return {}
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -424,6 +443,11 @@ class LiveCall:
     @functools.cached_property
     def _kept_wide(self) -> tuple[Any, Any, dict[str, Tensor]]:
         return self._copies(wide=True)
+
+    @functools.cached_property
+    def _wide_whole(self) -> Step:
+        args, kwargs, _ = self._kept_wide
+        return self._whole(args, kwargs)
 
     def _copies(self, *, wide: bool) -> tuple[Any, Any, dict[str, Tensor]]:
         state = {}

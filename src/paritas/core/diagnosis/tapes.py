@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,16 @@ class _Entry:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[Tensor]
+
+    @functools.cached_property
+    def is_wide(self) -> bool:
+        """Whether it computes in float64 by itself."""
+        return computes_wide(self.operator, self.args, self.kwargs)
+
+    @functools.cached_property
+    def keys(self) -> list[_Key]:
+        """Those of its results."""
+        return list(map(_key, self.results))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,26 +96,31 @@ class Tape:
         args, kwargs = entry.args, entry.kwargs
         if traits(entry.operator).mutates:
             args, kwargs = copy_arguments(args, kwargs)
-        with lifted_if_needed(entry.operator, args, kwargs):
+        with lifted_unless(entry.is_wide):
             changed = tensors_in(compute(entry.operator, args, kwargs))
         later_ones = self.entries[position + 1 :]
         trusts_shapes = not all(is_checking(later_one.operator) for later_one in later_ones)
         check_alike(entry.results, changed, shapes=trusts_shapes)
-        substitutes = dict(zip(map(_key, entry.results), changed, strict=True))
+        substitutes = dict(zip(entry.keys, changed, strict=True))
         for later in later_ones:
             args, kwargs, hit = _substitute(later, substitutes)
             if hit:
-                with lifted_if_needed(later.operator, args, kwargs):
+                with lifted_unless(computes_wide(later.operator, args, kwargs)):
                     results = tensors_in(later.operator(*args, **kwargs))
-                substitutes |= zip(map(_key, later.results), results, strict=True)
-        return [substitutes.get(_key(output), output) for output in self.outputs]
+                substitutes |= zip(later.keys, results, strict=True)
+        outputs = zip(self._output_keys, self.outputs, strict=True)
+        return [substitutes.get(key, output) for key, output in outputs]
+
+    @functools.cached_property
+    def _output_keys(self) -> list[_Key]:
+        return list(map(_key, self.outputs))
 
     def reaching(self, output: int) -> set[int]:
         """The places of the operators that an output depends on."""
         needed, places = {_key(self.outputs[output])}, set()
         for position in reversed(range(len(self.entries))):
             entry = self.entries[position]
-            if any(_key(result) in needed for result in entry.results):
+            if not needed.isdisjoint(entry.keys):
                 places.add(position)
                 tensors = tensors_in([entry.args, list(entry.kwargs.values())])
                 needed |= {_key(tensor) for tensor in tensors}
@@ -189,10 +205,8 @@ def _substitute(
     return (*map_call(entry.args, entry.kwargs, replace), hit)
 
 
-def lifted_if_needed(
-    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> contextlib.AbstractContextManager[Any]:
-    """A mode that computes in float64, unless all arguments and the kernel do so already."""
+def computes_wide(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether all arguments are in float64, and the kernel computes in it."""
     call_arguments = [*args, *kwargs.values()]
     is_wide = all(
         tensor.dtype == torch.float64 or not (tensor.is_floating_point() or tensor.is_complex())
@@ -202,7 +216,12 @@ def lifted_if_needed(
     states = any(
         isinstance(argument, torch.dtype) or argument is True for argument in call_arguments
     )
-    if is_wide and not states and float64_kernel(operator, args) is operator:
+    return is_wide and not states and float64_kernel(operator, args) is operator
+
+
+def lifted_unless(is_wide: bool) -> contextlib.AbstractContextManager[Any]:  # noqa: FBT001
+    """A mode that computes in float64, unless what is computed does so already."""
+    if is_wide:
         return contextlib.nullcontext()
     default = own_default()
     return LiftMode(default, default)
@@ -223,7 +242,7 @@ def check_alike(target: list[Tensor], candidate: list[Tensor], *, shapes: bool =
         raise ValueError(f"the shapes are {others}, not {right}")
     # ... and may take integers as indices: an accelerator does not survive those out of range.
     if not all(
-        tensor.device.type == "cpu" or is_within(tensor, other)
+        tensor.is_cpu or is_within(tensor, other)
         for tensor, other in zip(target, candidate, strict=True)
     ):
         raise ValueError("there are integers outside of the range of the right ones")

@@ -355,18 +355,18 @@ def decomposition_of(func: OpOverload) -> Callable[..., Any] | None:
 
 def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
     """The function that computes `func` in float64: itself, or a replacement."""
-    replacement = _replacement(func)
+    replacement, functional, decomposition = _other_ways(func)
     if replacement is not None:
         return replacement
-    functional = _functional_form(func)
     if functional is not None:
         kernel = float64_kernel(functional, args)
         if kernel is functional:
             return func
         return lambda target, *rest, **options: target.copy_(kernel(target, *rest, **options))
+    if decomposition is None:
+        return func
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    decomposition = decomposition_table.get(func)
-    if decomposition is None or not tensors or not _is_elementwise(func, tensors):
+    if not tensors or not _is_elementwise(tensors):
         return func
     key = (func, tensors[0].device.type)
     if key not in _KNOWN_KERNELS:
@@ -377,6 +377,17 @@ def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any
 
 
 @functools.cache
+def _other_ways(
+    func: OpOverload,
+) -> tuple[Callable[..., Any] | None, OpOverload | None, Callable[..., Any] | None]:
+    """What stands for an operator, its form that writes to nothing, and what it consists of.
+
+    Each is None if it is not known, or nothing to compare its kernel with.
+    """
+    decomposition = decomposition_table.get(func) if _returns_one_new_tensor(func) else None
+    return _replacement(func), _functional_form(func), decomposition
+
+
 def _functional_form(func: OpOverload) -> OpOverload | None:
     """The functional form of an in-place operator, such as `relu` for `relu_`."""
     namespace, _, name = func._schema.name.partition("::")
@@ -387,12 +398,10 @@ def _functional_form(func: OpOverload) -> OpOverload | None:
     return op_overload
 
 
-def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:
-    same = all(t.shape == tensors[0].shape and t.dtype is torch.float64 for t in tensors)
-    return same and _returns_one_new_tensor(func)
+def _is_elementwise(tensors: list[Tensor]) -> bool:
+    return all(t.shape == tensors[0].shape and t.dtype is torch.float64 for t in tensors)
 
 
-@functools.cache
 def _returns_one_new_tensor(func: OpOverload) -> bool:
     """Whether it does so and draws no random numbers."""
     returns = func._schema.returns

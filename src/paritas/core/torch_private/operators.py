@@ -108,6 +108,7 @@ _KERNEL = re.compile("_.*|.*backward.*")
 _CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
 
 
+@functools.cache
 def checks_arguments(func: OpOverload) -> bool:
     """Whether an operator raises for arguments that it cannot take, and does not end the process.
 
@@ -243,24 +244,28 @@ def bind_arguments(
     func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a call by the names of the operator's schema, with its defaults."""
-    arguments = func._schema.arguments
-    defaults = {
-        argument.name: argument.default_value
-        for argument in arguments
-        if argument.has_default_value()
-    }
-    positional_values = dict(zip((argument.name for argument in arguments), args, strict=False))
-    order = {argument.name: None for argument in arguments}
-    return order | defaults | positional_values | dict(kwargs)
+    defaults, _ = _defaults_of(func)
+    return defaults | dict(zip(defaults, args, strict=False)) | dict(kwargs)
 
 
 def call_bound(
     func: OpOverload, values: Mapping[str, Any], instead: Callable[..., Any] | None = None
 ) -> Any:
     """Call an operator, or what stands for it, with all of its arguments by name."""
-    only_named = {argument.name for argument in func._schema.arguments if argument.kwarg_only}
+    _, only_named = _defaults_of(func)
     args = [value for name, value in values.items() if name not in only_named]
     return (instead or func)(*args, **{name: values[name] for name in only_named})
+
+
+@functools.cache
+def _defaults_of(func: OpOverload) -> tuple[dict[str, Any], frozenset[str]]:
+    """The arguments of an operator with their defaults, and those that are passed by name only."""
+    arguments = func._schema.arguments
+    defaults = {
+        argument.name: argument.default_value if argument.has_default_value() else None
+        for argument in arguments
+    }
+    return defaults, frozenset(argument.name for argument in arguments if argument.kwarg_only)
 
 
 def count_results(func: OpOverload) -> int:

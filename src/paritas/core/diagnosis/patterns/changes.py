@@ -437,7 +437,7 @@ def _with_result_of(
 
 
 def _output_of(step: Step, output: int) -> Tensor:
-    result = step.run()
+    result = step.results
     value: Tensor = result if isinstance(result, torch.Tensor) else result[output]
     return value
 

@@ -68,6 +68,10 @@ class Expression:
     kind: PatternKind = PatternKind.OTHER_FUNCTION
 
 
+# The share of the elements of many rows that is looked at first: one of so many.
+_PART_LOOKED_AT_FIRST = 6
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     """Some elements of the candidate, with how far an expression may be off."""
@@ -103,9 +107,21 @@ class Sample:
 
     def fits(self, values: Tensor) -> Tensor:
         """Which rows of values are the sample's."""
-        unit = torch.maximum(self.noise, 2 * torch.finfo(torch.float64).eps * self.given.abs())
-        near = same(values, self.given) | ((values - self.given).abs() <= MAX_Z * unit)
-        return near.double().mean(-1) >= _HOPEFUL
+        first, count = values.shape[-1] // _PART_LOOKED_AT_FIRST, values.shape[-1]
+        if values.dim() == 1 or not first:
+            return self._are_near(values, count).double().mean(-1) >= _HOPEFUL
+        # Most rows are far off, and cannot be near enough whatever their other elements are.
+        most = self._are_near(values[..., :first], first).sum(-1) + count - first
+        may_fit = most + 1 >= _HOPEFUL * count
+        fits = torch.zeros_like(may_fit)
+        fits[may_fit] = self._are_near(values[may_fit], count).double().mean(-1) >= _HOPEFUL
+        return fits
+
+    def _are_near(self, values: Tensor, count: int) -> Tensor:
+        """Which of the first elements of each row are near."""
+        candidate, noise = self.given[:count], self.noise[:count]
+        unit = torch.maximum(noise, 2 * torch.finfo(torch.float64).eps * candidate.abs())
+        return same(values, candidate) | ((values - candidate).abs() <= MAX_Z * unit)
 
     def invert_operation(self, compute: Callable[[Tensor], Tensor], slope: Tensor) -> Sample:
         """The sample of what an operation is applied to, by the size of its derivative."""

@@ -16,6 +16,7 @@ import operator
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from paritas.core.diagnosis import effort
@@ -532,6 +533,8 @@ class Predictor:
             suggest: what suggested it, if it was made from the operands; those of another length
                 may need it in another form.
         """
+        if not (self._may_hold(prediction) or self._is_near_natively(prediction)):
+            return None  # as most of them
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
         if not bool(prediction.any()) and variation.kind is not PatternKind.MISSING_OPERAND:
@@ -594,12 +597,7 @@ class Predictor:
 
         As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
         """
-        candidate = self.case.given
-        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
-            return None
-        if not float((candidate - prediction).abs().median()) <= _CLOSE * float(
-            candidate.abs().median()
-        ):
+        if not self._is_near_natively(prediction):
             return None
         value = self.value(position, variation.change, wide=False)
         if value is None:
@@ -609,6 +607,20 @@ class Predictor:
         if weight is None or not fits_honestly(self.case, value):
             return None
         return Reproduction(variation, position, weight, mean_square_left(self.case, value))
+
+    def _is_near_natively(self, prediction: Tensor) -> bool:
+        """Whether a prediction in float64 may be that of the program's own dtype."""
+        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
+            return False
+        candidate, limit = self.case.given, self._native_limit
+        is_near = (candidate - prediction).abs() <= limit
+        if 2 * int(is_near.count_nonzero()) < is_near.numel() - 1:
+            return False  # without the median, which takes longer
+        return float((candidate - prediction).abs().median()) <= limit
+
+    @functools.cached_property
+    def _native_limit(self) -> float:
+        return _CLOSE * float(self.case.given.abs().median())
 
     def _holds_again(
         self, reproduction: Reproduction, search: _Search | None, suggest: _Suggesting | None
@@ -755,6 +767,21 @@ class Predictor:
                     )
                 )
         return reproductions
+
+    def _may_hold(self, prediction: Tensor) -> bool:
+        """Whether it may hold for the whole or a part, after a look at some elements."""
+        look, sizes = self.case.first_look, self._some_right_sizes
+        told = sizes > 0
+        if not told.any():
+            return look.may_hold(prediction, slack=self._growth(prediction))
+        with np.errstate(all="ignore"):
+            # Of all elements, it grows by no more than this.
+            growth = float((np.abs(look.values_of(prediction)) / sizes)[told].min())
+        return look.may_hold(prediction, slack=max(1.0, growth))
+
+    @functools.cached_property
+    def _some_right_sizes(self) -> np.ndarray:
+        return np.abs(self.case.first_look.values_of(self.case.right))
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,21 +71,29 @@ _OWN_KINDS = frozenset(
 _SAME = 1e-4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Change:
     """Writes out a formula with the operators of some roles changed.
 
     Attributes:
+        before: what comes before the first of them, which is the same for every change.
         steps: the operators that were called, by their roles.
     """
 
     roles: tuple[str, ...] = ()
     change: Callable[[Step], Any] | None = None
+    before: list[Tensor] = dataclasses.field(default_factory=list)
     steps: dict[str, Step] = dataclasses.field(default_factory=dict)
+    _number: int = 0
 
     def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self.change is not None and role not in self.roles:
-            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+            if self.steps:
+                return operator(*args, **kwargs)  # type: ignore[no-any-return]
+            if self._number == len(self.before):
+                self.before.append(operator(*args, **kwargs))
+            self._number += 1
+            return self.before[self._number - 1]
         step = Step(operator, bind_arguments(operator, args, kwargs))
         self.steps[role] = step
         if self.change is None:
@@ -105,6 +114,10 @@ class Written:
 
     formula: Formula
     inner: dict[str, Step]
+    # Of each operator that it was written out of, what comes before a change.
+    before: weakref.WeakKeyDictionary[Step, list[Tensor]] = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
     @classmethod
     def all_of(cls, step: Step) -> list[Written]:
@@ -197,7 +210,8 @@ class Written:
         sentence = f"{' and '.join(roles)}: {variation.sentence}"
 
         def change(step: Step) -> Any:
-            return self.formula.rewrite(step, _Change(roles, variation.change))
+            before = self.before.setdefault(step, [])
+            return self.formula.rewrite(step, _Change(roles, variation.change, before))
 
         return Variation(kind, sentence, change)
 
