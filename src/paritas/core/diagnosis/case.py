@@ -605,7 +605,7 @@ class FirstLook:
             fits = np.abs(self._candidate - predicted) <= MAX_Z * slack * allowed
             if not self._is_finite:
                 fits |= same(self._candidate, predicted)
-        return len(fits) > 0 and np.count_nonzero(fits) / len(fits) >= _HOPEFUL
+        return bool(len(fits)) and int(np.count_nonzero(fits)) / len(fits) >= _HOPEFUL
 
 
 def exact_share(case: Case, prediction: Tensor, extent: Extent = Extent.WRONG) -> float:

@@ -475,8 +475,8 @@ def _all_forms(lines: Lines, wide: Sequence[Tensor], case: Case) -> _Search:
     limit = _SAME * right.abs().max()
     first = stacked[:, : max(1, len(right) // 8)]
     # Most forms are another value in their first elements.
-    some = ((first - right[: first.shape[1]]).abs().amax(-1) <= limit).nonzero().flatten()
-    fits = some[(stacked[some] - right).abs().amax(-1) <= limit].tolist()
+    near = ((first - right[: first.shape[1]]).abs().amax(-1) <= limit).nonzero().flatten()
+    fits = near[(stacked[near] - right).abs().amax(-1) <= limit].tolist()
     own_form = min((forms[fit] for fit in fits), key=_simplicity, default=None)
     return _Search(forms, stacked, Sample(candidate, noise), own_form)
 

@@ -781,7 +781,8 @@ class Predictor:
 
     @functools.cached_property
     def _some_right_sizes(self) -> np.ndarray:
-        return np.abs(self.case.first_look.values_of(self.case.right))
+        sizes: np.ndarray = np.abs(self.case.first_look.values_of(self.case.right))
+        return sizes
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
