@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from paritas.mutants.planting import Effect, ProgramNoise, measure_effect
-from paritas.mutants.power import Places, ScaledProgram
+from paritas.mutants.scaling import ScaledProgram
+from paritas.mutants.sites import Places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -310,7 +310,8 @@ def plant_in_graph(job, row, model, args, kwargs, deadline):
     """
     from benchmarks.zoo.faulty_compiler import FaultyProgram, Graph
 
-    from paritas.mutants.power import rewritable, rewrite_call, turns
+    from paritas.mutants.rewrites import rewritable, rewrite_call
+    from paritas.mutants.sites import turns
 
     subject = TracedSubject(model, args, kwargs, job["seed"])
     program = subject.program
@@ -335,7 +336,7 @@ def plant_in_graph(job, row, model, args, kwargs, deadline):
 def plant_mutants(job, row, subject, deadline):
     """Plant the faults of `paritas.power`."""
     from paritas.mutants.planting import plant, sites
-    from paritas.mutants.power import turns
+    from paritas.mutants.sites import turns
 
     program, counted = subject.program, 0
     order = turns(sites(program), lambda site: site.mutation, _seed(job))

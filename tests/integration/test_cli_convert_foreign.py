@@ -20,7 +20,7 @@ from paritas.formats.dumps.reading import Dump
 from paritas.formats.files.records import Entry, TensorFacts
 from paritas.formats.files.tensor_bytes import digest
 from paritas.formats.foreign.ge_writing import GeTree
-from paritas.recording import conversion
+from paritas.recording import conversion, rewriting
 from unit.formats.foreign.msprobe_dumps import linear_program
 from unit.formats.foreign.test_sglang import put
 
@@ -352,7 +352,7 @@ def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interru
 ):
     ge(tmp_path / "dump")
     before = sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file())
-    count, rewrite = 0, conversion.Rewriter.rewrite
+    count, rewrite = 0, rewriting.Rewriter.rewrite
 
     def interrupted(self, record, source):
         nonlocal count
@@ -361,7 +361,7 @@ def test_a_file_of_which_a_part_is_converted_is_not_deleted_when_that_is_interru
             raise KeyboardInterrupt
         return rewrite(self, record, source)
 
-    monkeypatch.setattr(conversion.Rewriter, "rewrite", interrupted)
+    monkeypatch.setattr(rewriting.Rewriter, "rewrite", interrupted)
     assert convert(tmp_path / "dump", "--to", "packed", "--delete").exit_code == 130
     monkeypatch.undo()
     assert sorted(path for path in (tmp_path / "dump").rglob("*") if path.is_file()) == before

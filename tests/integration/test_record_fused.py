@@ -12,6 +12,7 @@ from torch import nn
 from integration.fused_graphs import perceptron
 from paritas.core.errors import UnsupportedTorchError, UsageError
 from paritas.formats.dumps.reading import Dump
+from paritas.recording import fused_graphs
 from paritas.recording import record as fused
 from paritas.recording.record import record
 
@@ -113,7 +114,7 @@ def test_steps_that_are_not_wanted_run_the_plain_code(tmp_path, monkeypatch):
     made = []
     original = fused.compile_listening
     monkeypatch.setattr(
-        fused, "compile_listening", lambda *given: made.append(1) or original(*given)
+        fused_graphs, "compile_listening", lambda *given: made.append(1) or original(*given)
     )
     with pytest.raises(ValueError, match="steps"):  # nothing was recorded, which is told at the end
         recorded(tmp_path / "dump", perceptron, (3, 8), steps=[7])
@@ -135,7 +136,7 @@ def test_where_recording_changes_the_outputs_the_program_goes_on_with_its_own(
         object.__setattr__(code, "code", run_wrongly)
         return code
 
-    monkeypatch.setattr(fused, "compile_listening", compile_wrongly)
+    monkeypatch.setattr(fused_graphs, "compile_listening", compile_wrongly)
     results, dump = recorded(tmp_path / "dump", perceptron, (3, 8))
     assert same(results, unrecorded())
     observed = dump.header(0).observed
@@ -150,7 +151,7 @@ def test_code_that_cannot_be_made_to_tell_lets_the_program_go_on_and_is_an_error
     def fail(*given):
         raise ArithmeticError("no luck")
 
-    monkeypatch.setattr(fused, "compile_listening", fail)
+    monkeypatch.setattr(fused_graphs, "compile_listening", fail)
     backend = record(tmp_path / "dump", source="fused")
     results = run(fresh(perceptron), (3, 8), backend)
     with pytest.raises(UsageError, match="graph_0 forward: its inside is not recorded"):
@@ -171,7 +172,7 @@ def test_a_torch_that_is_not_understood_is_an_error_and_not_an_empty_dump(tmp_pa
     def refuse(*given):
         raise UnsupportedTorchError("torch 99 has no lines")
 
-    monkeypatch.setattr(fused, "compile_listening", refuse)
+    monkeypatch.setattr(fused_graphs, "compile_listening", refuse)
     with pytest.raises(Exception, match="torch 99 has no lines"):
         recorded(tmp_path / "dump", perceptron, (3, 8))
 

@@ -298,9 +298,9 @@ def test_a_backward_that_spoils_what_it_saved_is_different() -> None:
 def test_a_large_program_is_asked_for_a_second_backward_pass_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paritas.verification.verify.MOST_NUMBERS", 0)
+    monkeypatch.setattr("paritas.verification.further_gradients.MOST_NUMBERS", 0)
     assert not verdict_on(through(torch.sin), through(SpoiltSine.apply)).passed
-    monkeypatch.setattr("paritas.verification.verify.MOST_REPEATED", 0)
+    monkeypatch.setattr("paritas.verification.further_gradients.MOST_REPEATED", 0)
     verdict = verdict_on(through(torch.sin), through(SpoiltSine.apply))
     assert verdict.passed
     assert (

@@ -19,9 +19,10 @@ import torch
 
 from paritas.comparison.gathering import operands
 from paritas.comparison.judgement import measure, unjudged_row
-from paritas.comparison.pairing import RecordedSelection, match
+from paritas.comparison.pairing import match
 from paritas.comparison.rows import Comparison, Divergence, DumpFacts
 from paritas.comparison.rules import Rules, align_steps
+from paritas.comparison.selections import RecordedSelection
 from paritas.comparison.table import Table, resolve
 from paritas.core.call_options import takes_options
 from paritas.core.errors import ParitasError, UsageError, in_one_line

@@ -55,267 +55,6 @@ if TYPE_CHECKING:
 _RulingT = TypeVar("_RulingT", Ruling, Ruling | None)
 
 
-# --- The noise of a dtype -------------------------------------------------------------------------
-
-
-def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
-    """The noise to allow, and a description of it.
-
-    If the golden side has higher precision, it is the arbiter and only my side has noise.
-    """
-    inexact = [tensor for tensor in (reference, candidate) if is_inexact(tensor)]
-    units = [criterion.unit_roundoff(tensor.dtype) for tensor in inexact]
-    coarser = inexact[units.index(max(units))]
-    words = dtype_name(coarser.dtype)
-    if len(inexact) > 1 and units[0] < units[1]:
-        words = f"{words}, with the golden {dtype_name(reference.dtype)} as arbiter"
-    noise = Noise(
-        unit=max(units),
-        step=max(criterion.smallest_step(tensor.dtype) for tensor in inexact),
-        relative=blind_share(max(units)),
-        source=f"{words}, by the dtype alone: weak",
-    )
-    return noise, words
-
-
-def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noise) -> Score:
-    """The candidate's error in multiples of the noise; from the figures alone if possible."""
-    metrics, golden = figures.metrics, figures.reference
-    pair_score = None
-    if metrics is not None and metrics.rel_l2 and math.isfinite(metrics.rel_l2):
-        ends = [abs(end) for end in (golden.minimum, golden.maximum) if end is not None]
-        pair_score = bound_score(
-            metrics.max_abs,
-            metrics.rmse,
-            populations(real_view(reference)).least,
-            noise,
-            largest=max(ends, default=0.0),
-            numel=metrics.numel,
-            index=metrics.max_abs_index,
-        )
-    if pair_score is None:
-        candidate_tensor, truth = (
-            tensor if is_inexact(tensor) else tensor.double() for tensor in (candidate, reference)
-        )
-        pair_score = criterion.score(candidate_tensor, truth, noise).score
-    return pair_score
-
-
-# --- Judging two summaries ------------------------------------------------------------------------
-
-STATISTICS_ONLY = "statistics only: swapped values, and differences that cancel, are not detected"
-EXTREMES_ONLY = "minimum and maximum only: differences between them are not detected"
-HIDDEN_BY_NAN = "both sides contain a NaN, which replaces the minimum and the maximum"
-SKETCH_ONLY = (
-    "statistics and a sketch only: a small difference in a few values is not detected, nor is its "
-    "position"
-)
-
-
-# The allowed difference of each figure, in multiples of the noise.
-_ALLOWANCES = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
-
-
-@dataclasses.dataclass(frozen=True)
-class SideSummary:
-    """What is known of a tensor without its values.
-
-    Attributes:
-        numel: the number of values, or None if unknown.
-        exact_counts: whether NaN and infinities were counted, or only their presence is known.
-        limits: what was lost in assembling it.
-    """
-
-    statistics: Statistics
-    sketch: Tensor | None
-    numel: int | None
-    exact_counts: bool
-    limits: str = ""
-
-    @property
-    def has_extremes_only(self) -> bool:
-        """Whether only the minimum and maximum are known, as some scripts record.
-
-        A NaN replaces both, and then nothing is known about infinities.
-        """
-        statistics = self.statistics
-        return (
-            not statistics.count
-            and statistics.mean is None
-            and statistics.l2 is None
-            and self.sketch is None
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class SummaryJudgement:
-    """How two summaries compare.
-
-    Attributes:
-        distance: |my - golden| / |golden| as estimated by the sketches, otherwise the largest
-            difference of a statistic relative to the size of the values.
-        limits: what could not be detected.
-        nonfinite: one side has NaN or infinities that the other does not have.
-    """
-
-    status: Status
-    reason: str
-    distance: float | None
-    limits: str
-    nonfinite: bool = False
-
-
-def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
-    """Judge by the figures that both sides have.
-
-    This is not a gate of the full rule, which needs values. It allows twice what the rule allows
-    for the noise of a dtype. Counts of zeros that differ by more than 1 % fail, although noise can
-    cause that too.
-
-    Args:
-        my: the candidate.
-        golden: the reference.
-        unit: unit roundoff of the coarser dtype; 0 for integers.
-    """
-    has_sketches = my.sketch is not None and golden.sketch is not None
-    extremes = my.has_extremes_only or golden.has_extremes_only
-    limits = SKETCH_ONLY if has_sketches else EXTREMES_ONLY if extremes else STATISTICS_ONLY
-    alone = [
-        name
-        for name in _ALLOWANCES
-        if (getattr(my.statistics, name) is None) != (getattr(golden.statistics, name) is None)
-    ]
-    one_sided = f"known on one side only: {', '.join(alone)}" if alone else ""
-    limits = "; ".join(filter(None, (limits, one_sided, my.limits, golden.limits)))
-    counted = dict(_count_differences(my, golden))
-    if counted:
-        reason, nonfinite = "; ".join(counted), any(counted.values())
-        return SummaryJudgement(Status.DIFFERENT, reason, None, limits, nonfinite=nonfinite)
-    relative = blind_share(unit)
-    figure_differences = list(_figure_differences(my, golden))
-    if not figure_differences and not has_sketches:
-        reason = "the two sides have no statistic in common"
-        if extremes and golden.statistics.nans:
-            reason = HIDDEN_BY_NAN
-        return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
-    worst = max((distance for _, distance, _ in figure_differences), default=0.0)
-    failed = [
-        text for text, distance, share in figure_differences if not distance <= 2 * relative * share
-    ]
-    distance = worst
-    if my.sketch is not None and golden.sketch is not None:
-        distance = sketch_distance(golden.sketch, my.sketch)
-        # A sketch of m numbers is accurate to about sqrt(2/m).
-        allowed = 2 * relative * RMS_Z * (1 + 2 * math.sqrt(2 / golden.sketch.numel()))
-        if not distance <= allowed:
-            failed.append(
-                f"the sketches differ by {distance:.3g} of the golden norm, {allowed:.2g} allowed"
-            )
-    if failed:
-        return SummaryJudgement(Status.DIFFERENT, "; ".join(failed), distance, limits)
-    same = worst == 0 and distance == 0 and not alone
-    return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
-
-
-def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> SideSummary:
-    """The recorded summary of an operand; computed from its values if there are any."""
-    if operand.record.value is not None:
-        return _summarize_number(operand.record.value)
-    if _has_values(operand):
-        tensor = values()
-        check_repeats(tensor)
-        return SideSummary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
-    if operand.recipe is not None:
-        return _merge_ranks(operand, dump)
-    record = operand.record
-    if record.statistics is None:
-        raise UsageError("neither its values nor its statistics are recorded")
-    sums = dump.read_sketch(record) if record.sketch is not None else None
-    numel = math.prod(record.tensor.shape) if record.tensor is not None else None
-    # A paritas dump that was converted from another tool's dump may lack some counts.
-    counted = record.statistics.counts_all and record.statistics.count == numel
-    exact = dump.kind == "paritas" and counted
-    return SideSummary(record.statistics, sums, numel, exact_counts=exact)
-
-
-def _summarize_number(text: str) -> SideSummary:
-    """The summary of a plain number, which the other side may have recorded as a tensor."""
-    try:
-        tensor = torch.as_tensor(read_value(text))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"its value {text} has no statistics") from error
-    return SideSummary(summarize(tensor), None, tensor.numel(), exact_counts=True)
-
-
-def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
-    plan = operand.recipe
-    records = [part for part in operand.parts if isinstance(part, Record)]
-    rank_statistics = [record.statistics for record in records if record.statistics is not None]
-    if not isinstance(plan, Assembly) or not len(rank_statistics) == len(records) == len(
-        operand.parts
-    ):
-        raise UsageError(f"this needs values, not statistics: {operand.words}; record values")
-    merged, limits = merge_statistics(plan, rank_statistics)
-    sums = None
-    if all(record.sketch is not None for record in records):
-        sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
-    exact = (
-        not limits
-        and dump.kind == "paritas"
-        and all(part_statistics.counts_all for part_statistics in rank_statistics)
-    )
-    numel = math.prod(plan.result_shape)
-    return SideSummary(merged, sums, numel, exact_counts=exact, limits=limits)
-
-
-_COUNT_NAMES = {"nans": "NaN", "positive_infinities": "+Inf", "negative_infinities": "-Inf"}
-
-
-def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, bool]]:
-    """A description of each difference, and whether it is one of NaN and infinities."""
-    if None not in (my.numel, golden.numel) and my.numel != golden.numel:
-        yield f"{my.numel} values instead of {golden.numel}", False
-    extremes = my.has_extremes_only or golden.has_extremes_only
-    are_exact = my.exact_counts and golden.exact_counts
-    for name, label in _COUNT_NAMES.items():
-        if name != "nans" and extremes and golden.statistics.nans:
-            return
-        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
-        if not are_exact:
-            left, right = ("some" if count else "none" for count in (left, right))
-        if left != right:
-            yield f"{label}: {left} instead of {right}", True
-    if are_exact and my.statistics.count and golden.statistics.count:
-        # Rounding rarely turns many values into zeros.
-        left, right = my.statistics.zeros, golden.statistics.zeros
-        if abs(left - right) > max(1.0, 0.01 * (golden.numel or 0)):
-            yield f"zeros: {left} instead of {right}", False
-
-
-def _figure_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, float, float]]:
-    """(description, distance relative to the size of the values, allowed noises) of each figure."""
-    scale = _find_scale(golden)
-    for name, noises in _ALLOWANCES.items():
-        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
-        if left is None or right is None:
-            if (left is None) != (right is None) and my.exact_counts and golden.exact_counts:
-                yield f"{name}: {left} instead of {right}", math.inf, noises
-            continue
-        # The norm grows with the number of values; the other figures have the size of one value.
-        size = abs(right) if name == "l2" else scale
-        distance = 0.0 if left == right else abs(left - right) / size if size else math.inf
-        yield f"{name} is {left:.9g} instead of {right:.9g}", distance, noises
-
-
-def _find_scale(summary: SideSummary) -> float:
-    """The size of the values: the largest absolute value, or at least the root mean square."""
-    statistics = summary.statistics
-    ends = [abs(end) for end in (statistics.minimum, statistics.maximum) if end is not None]
-    if statistics.l2 is not None and summary.numel:
-        ends.append(statistics.l2 / math.sqrt(summary.numel))
-    return max(ends, default=0.0)
-
-
 # --- The pair -------------------------------------------------------------------------------------
 
 # The inputs of the values are considered later, in `table`: a difference above the limit here may
@@ -324,6 +63,34 @@ def _find_scale(summary: SideSummary) -> float:
 # The most elements of an argument that one tool records as a number and the other as a tensor.
 _LONGEST_VALUE = 64
 BY_DIGEST = "digests only: data damaged after recording is not detected"
+
+
+def measure(
+    pair: Pair,
+    my: ReadableDump,
+    golden: ReadableDump,
+    requirement: Requirement | None = None,
+    *,
+    quick: bool = False,
+    trust_digests: bool = False,
+) -> Measured:
+    """Measure a pair and judge it by itself.
+
+    An error becomes the status of this pair; other pairs are not affected. With `quick`, only a few
+    figures are computed for a pair that clearly passes. With `trust_digests`, values with equal
+    digests are not read, and checksums are not verified.
+    """
+    row = unjudged_row(pair, my.kind, golden.kind)
+    quick = quick and requirement is None
+    case = _PairCase(pair, my, golden, row, requirement, is_quick=quick, trusts=trust_digests)
+    gates, check = _gates_and_check(case)
+    (row,) = judge_case(
+        case,
+        (_rule_on_unmatched, *map(_rule_on_errors, gates)),
+        _settle_case,
+        lambda case: [_settle_case(case, _rule_on_errors(check)(case))],
+    )
+    return row
 
 
 class Measured(ComparisonRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -380,34 +147,6 @@ def unjudged_row(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
         my=None if pair.my is None else describe_side(pair.my, my_kind),
         golden=None if pair.golden is None else describe_side(pair.golden, golden_kind),
     )
-
-
-def measure(
-    pair: Pair,
-    my: ReadableDump,
-    golden: ReadableDump,
-    requirement: Requirement | None = None,
-    *,
-    quick: bool = False,
-    trust_digests: bool = False,
-) -> Measured:
-    """Measure a pair and judge it by itself.
-
-    An error becomes the status of this pair; other pairs are not affected. With `quick`, only a few
-    figures are computed for a pair that clearly passes. With `trust_digests`, values with equal
-    digests are not read, and checksums are not verified.
-    """
-    row = unjudged_row(pair, my.kind, golden.kind)
-    quick = quick and requirement is None
-    case = _PairCase(pair, my, golden, row, requirement, is_quick=quick, trusts=trust_digests)
-    gates, check = _gates_and_check(case)
-    (row,) = judge_case(
-        case,
-        (_rule_on_unmatched, *map(_rule_on_errors, gates)),
-        _settle_case,
-        lambda case: [_settle_case(case, _rule_on_errors(check)(case))],
-    )
-    return row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -562,6 +301,358 @@ def _rule_on_unmatched(case: _PairCase) -> Ruling | None:
     reason = f"only {present} dump has it: no value in {missing} dump matches{near}"
     advice = "map its name with --rename, or exclude it with --ignore"
     return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.STRUCTURE, "advice": advice})
+
+
+# --- summaries ------------------------------------------------------------------------------------
+
+
+def _rule_on_recorded_shapes(case: _PairCase) -> Ruling | None:
+    shapes = [case.my_facts.shape, case.golden_facts.shape]
+    if None in shapes or shapes[0] == shapes[1]:
+        return None
+    reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
+    return Ruling(Status.DIFFERENT, reason, {"aspect": Aspect.SHAPE})
+
+
+def _rule_on_recorded_digests(case: _PairCase) -> Ruling | None:
+    """Equal paritas digests of values that were not stored."""
+    records = (case.my.record, case.golden.record)
+    if not case.have_same_digest:
+        return None
+    if not case.trusts and all(record.statistics is not None for record in records):
+        _, _, judgement = _summarize_and_judge(case)
+        if judgement.status is Status.DIFFERENT:
+            reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
+            return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.HARNESS})
+    return _rule_on_digests("digest, data not stored")
+
+
+def _rule_on_summaries(case: _PairCase) -> Ruling:
+    my_summary, golden, judgement = _summarize_and_judge(case)
+    status, reason = judgement.status, judgement.reason
+    are_comparable = case.are_single and comparable_digests(case.my.record, case.golden.record)
+    if status is Status.IDENTICAL and are_comparable:
+        status = Status.EQUIVALENT
+        reason = "the digests differ, but all recorded statistics are equal"
+    has_sketches = my_summary.sketch is not None and golden.sketch is not None
+    about = {
+        "limits": judgement.limits,
+        "judged_by": "sketch" if has_sketches else "statistics",
+        "basis": Basis.SUMMARIES,
+        "nonfinite": judgement.nonfinite,
+        "distance": judgement.distance,
+        "settled": status in {Status.IDENTICAL, Status.UNVERIFIED},
+        "my": with_extremes(case.my_facts, my_summary.statistics),
+        "golden": with_extremes(case.golden_facts, golden.statistics),
+    }
+    return Ruling(status, reason, about)
+
+
+_SUMMARY_GATES = (_rule_on_recorded_shapes, _rule_on_recorded_digests)
+
+
+def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, SummaryJudgement]:
+    summary = summary_of(case.my, case.my_dump, case.my_values)
+    golden = summary_of(case.golden, case.golden_dump, case.golden_values)
+    unit = _coarser_unit((case.my_facts.dtype, summary), (case.golden_facts.dtype, golden))
+    return summary, golden, judge_summaries(summary, golden, unit)
+
+
+def _rule_on_digests(judged_by: str) -> Ruling:
+    about = {
+        "judged_by": judged_by,
+        "basis": Basis.DIGESTS,
+        "limits": BY_DIGEST,
+        "distance": 0.0,
+    }
+    return Ruling(Status.IDENTICAL, "", about)
+
+
+def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:
+    """The unit roundoff of the coarser side, guessed if its dtype is unknown.
+
+    If one side is exact, a side of unknown dtype is taken to be exact too.
+    """
+    units = [_unit_of_dtype(name) for name, _ in sides if name]
+    if 0.0 in units and len(units) < len(sides):
+        return 0.0
+    return max([*units, *(_least_unit(summary) for name, summary in sides if not name)])
+
+
+def _least_unit(summary: SideSummary) -> float:
+    """That of float16 if the minimum and maximum are float16 numbers, otherwise of float32."""
+    ends = (summary.statistics.minimum, summary.statistics.maximum)
+    known_ends = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
+    is_half = known_ends.numel() > 0 and known_ends.half().double().equal(known_ends)
+    return criterion.unit_roundoff(torch.float16) if is_half else criterion.UNIT_F32
+
+
+def _unit_of_dtype(name: str) -> float:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        return criterion.UNIT_F32  # another tool's dtype name; its statistics are in float32
+    return criterion.unit_roundoff(dtype) if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+# --- Judging two summaries ------------------------------------------------------------------------
+
+STATISTICS_ONLY = "statistics only: swapped values, and differences that cancel, are not detected"
+EXTREMES_ONLY = "minimum and maximum only: differences between them are not detected"
+HIDDEN_BY_NAN = "both sides contain a NaN, which replaces the minimum and the maximum"
+SKETCH_ONLY = (
+    "statistics and a sketch only: a small difference in a few values is not detected, nor is its "
+    "position"
+)
+
+
+# The allowed difference of each figure, in multiples of the noise.
+_ALLOWANCES = {"minimum": MAX_Z, "maximum": MAX_Z, "mean": RMS_Z, "l2": RMS_Z}
+
+
+def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> SummaryJudgement:
+    """Judge by the figures that both sides have.
+
+    This is not a gate of the full rule, which needs values. It allows twice what the rule allows
+    for the noise of a dtype. Counts of zeros that differ by more than 1 % fail, although noise can
+    cause that too.
+
+    Args:
+        my: the candidate.
+        golden: the reference.
+        unit: unit roundoff of the coarser dtype; 0 for integers.
+    """
+    has_sketches = my.sketch is not None and golden.sketch is not None
+    extremes = my.has_extremes_only or golden.has_extremes_only
+    limits = SKETCH_ONLY if has_sketches else EXTREMES_ONLY if extremes else STATISTICS_ONLY
+    alone = [
+        name
+        for name in _ALLOWANCES
+        if (getattr(my.statistics, name) is None) != (getattr(golden.statistics, name) is None)
+    ]
+    one_sided = f"known on one side only: {', '.join(alone)}" if alone else ""
+    limits = "; ".join(filter(None, (limits, one_sided, my.limits, golden.limits)))
+    counted = dict(_count_differences(my, golden))
+    if counted:
+        reason, nonfinite = "; ".join(counted), any(counted.values())
+        return SummaryJudgement(Status.DIFFERENT, reason, None, limits, nonfinite=nonfinite)
+    relative = blind_share(unit)
+    figure_differences = list(_figure_differences(my, golden))
+    if not figure_differences and not has_sketches:
+        reason = "the two sides have no statistic in common"
+        if extremes and golden.statistics.nans:
+            reason = HIDDEN_BY_NAN
+        return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
+    worst = max((distance for _, distance, _ in figure_differences), default=0.0)
+    failed = [
+        text for text, distance, share in figure_differences if not distance <= 2 * relative * share
+    ]
+    distance = worst
+    if my.sketch is not None and golden.sketch is not None:
+        distance = sketch_distance(golden.sketch, my.sketch)
+        # A sketch of m numbers is accurate to about sqrt(2/m).
+        allowed = 2 * relative * RMS_Z * (1 + 2 * math.sqrt(2 / golden.sketch.numel()))
+        if not distance <= allowed:
+            failed.append(
+                f"the sketches differ by {distance:.3g} of the golden norm, {allowed:.2g} allowed"
+            )
+    if failed:
+        return SummaryJudgement(Status.DIFFERENT, "; ".join(failed), distance, limits)
+    same = worst == 0 and distance == 0 and not alone
+    return SummaryJudgement(Status.IDENTICAL if same else Status.EQUIVALENT, "", distance, limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class SideSummary:
+    """What is known of a tensor without its values.
+
+    Attributes:
+        numel: the number of values, or None if unknown.
+        exact_counts: whether NaN and infinities were counted, or only their presence is known.
+        limits: what was lost in assembling it.
+    """
+
+    statistics: Statistics
+    sketch: Tensor | None
+    numel: int | None
+    exact_counts: bool
+    limits: str = ""
+
+    @property
+    def has_extremes_only(self) -> bool:
+        """Whether only the minimum and maximum are known, as some scripts record.
+
+        A NaN replaces both, and then nothing is known about infinities.
+        """
+        statistics = self.statistics
+        return (
+            not statistics.count
+            and statistics.mean is None
+            and statistics.l2 is None
+            and self.sketch is None
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryJudgement:
+    """How two summaries compare.
+
+    Attributes:
+        distance: |my - golden| / |golden| as estimated by the sketches, otherwise the largest
+            difference of a statistic relative to the size of the values.
+        limits: what could not be detected.
+        nonfinite: one side has NaN or infinities that the other does not have.
+    """
+
+    status: Status
+    reason: str
+    distance: float | None
+    limits: str
+    nonfinite: bool = False
+
+
+def summary_of(operand: Operand, dump: ReadableDump, values: Callable[[], Tensor]) -> SideSummary:
+    """The recorded summary of an operand; computed from its values if there are any."""
+    if operand.record.value is not None:
+        return _summarize_number(operand.record.value)
+    if _has_values(operand):
+        tensor = values()
+        check_repeats(tensor)
+        return SideSummary(summarize(tensor), sketch(tensor), tensor.numel(), exact_counts=True)
+    if operand.recipe is not None:
+        return _merge_ranks(operand, dump)
+    record = operand.record
+    if record.statistics is None:
+        raise UsageError("neither its values nor its statistics are recorded")
+    sums = dump.read_sketch(record) if record.sketch is not None else None
+    numel = math.prod(record.tensor.shape) if record.tensor is not None else None
+    # A paritas dump that was converted from another tool's dump may lack some counts.
+    counted = record.statistics.counts_all and record.statistics.count == numel
+    exact = dump.kind == "paritas" and counted
+    return SideSummary(record.statistics, sums, numel, exact_counts=exact)
+
+
+def _summarize_number(text: str) -> SideSummary:
+    """The summary of a plain number, which the other side may have recorded as a tensor."""
+    try:
+        tensor = torch.as_tensor(read_value(text))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"its value {text} has no statistics") from error
+    return SideSummary(summarize(tensor), None, tensor.numel(), exact_counts=True)
+
+
+def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
+    plan = operand.recipe
+    records = [part for part in operand.parts if isinstance(part, Record)]
+    rank_statistics = [record.statistics for record in records if record.statistics is not None]
+    if not isinstance(plan, Assembly) or not len(rank_statistics) == len(records) == len(
+        operand.parts
+    ):
+        raise UsageError(f"this needs values, not statistics: {operand.words}; record values")
+    merged, limits = merge_statistics(plan, rank_statistics)
+    sums = None
+    if all(record.sketch is not None for record in records):
+        sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
+    exact = (
+        not limits
+        and dump.kind == "paritas"
+        and all(part_statistics.counts_all for part_statistics in rank_statistics)
+    )
+    numel = math.prod(plan.result_shape)
+    return SideSummary(merged, sums, numel, exact_counts=exact, limits=limits)
+
+
+_COUNT_NAMES = {"nans": "NaN", "positive_infinities": "+Inf", "negative_infinities": "-Inf"}
+
+
+def _count_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, bool]]:
+    """A description of each difference, and whether it is one of NaN and infinities."""
+    if None not in (my.numel, golden.numel) and my.numel != golden.numel:
+        yield f"{my.numel} values instead of {golden.numel}", False
+    extremes = my.has_extremes_only or golden.has_extremes_only
+    are_exact = my.exact_counts and golden.exact_counts
+    for name, label in _COUNT_NAMES.items():
+        if name != "nans" and extremes and golden.statistics.nans:
+            return
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if not are_exact:
+            left, right = ("some" if count else "none" for count in (left, right))
+        if left != right:
+            yield f"{label}: {left} instead of {right}", True
+    if are_exact and my.statistics.count and golden.statistics.count:
+        # Rounding rarely turns many values into zeros.
+        left, right = my.statistics.zeros, golden.statistics.zeros
+        if abs(left - right) > max(1.0, 0.01 * (golden.numel or 0)):
+            yield f"zeros: {left} instead of {right}", False
+
+
+def _figure_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[str, float, float]]:
+    """(description, distance relative to the size of the values, allowed noises) of each figure."""
+    scale = _find_scale(golden)
+    for name, noises in _ALLOWANCES.items():
+        left, right = getattr(my.statistics, name), getattr(golden.statistics, name)
+        if left is None or right is None:
+            if (left is None) != (right is None) and my.exact_counts and golden.exact_counts:
+                yield f"{name}: {left} instead of {right}", math.inf, noises
+            continue
+        # The norm grows with the number of values; the other figures have the size of one value.
+        size = abs(right) if name == "l2" else scale
+        distance = 0.0 if left == right else abs(left - right) / size if size else math.inf
+        yield f"{name} is {left:.9g} instead of {right:.9g}", distance, noises
+
+
+def _find_scale(summary: SideSummary) -> float:
+    """The size of the values: the largest absolute value, or at least the root mean square."""
+    statistics = summary.statistics
+    ends = [abs(end) for end in (statistics.minimum, statistics.maximum) if end is not None]
+    if statistics.l2 is not None and summary.numel:
+        ends.append(statistics.l2 / math.sqrt(summary.numel))
+    return max(ends, default=0.0)
+
+
+# --- The noise of a dtype -------------------------------------------------------------------------
+
+
+def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
+    """The noise to allow, and a description of it.
+
+    If the golden side has higher precision, it is the arbiter and only my side has noise.
+    """
+    inexact = [tensor for tensor in (reference, candidate) if is_inexact(tensor)]
+    units = [criterion.unit_roundoff(tensor.dtype) for tensor in inexact]
+    coarser = inexact[units.index(max(units))]
+    words = dtype_name(coarser.dtype)
+    if len(inexact) > 1 and units[0] < units[1]:
+        words = f"{words}, with the golden {dtype_name(reference.dtype)} as arbiter"
+    noise = Noise(
+        unit=max(units),
+        step=max(criterion.smallest_step(tensor.dtype) for tensor in inexact),
+        relative=blind_share(max(units)),
+        source=f"{words}, by the dtype alone: weak",
+    )
+    return noise, words
+
+
+def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noise) -> Score:
+    """The candidate's error in multiples of the noise; from the figures alone if possible."""
+    metrics, golden = figures.metrics, figures.reference
+    pair_score = None
+    if metrics is not None and metrics.rel_l2 and math.isfinite(metrics.rel_l2):
+        ends = [abs(end) for end in (golden.minimum, golden.maximum) if end is not None]
+        pair_score = bound_score(
+            metrics.max_abs,
+            metrics.rmse,
+            populations(real_view(reference)).least,
+            noise,
+            largest=max(ends, default=0.0),
+            numel=metrics.numel,
+            index=metrics.max_abs_index,
+        )
+    if pair_score is None:
+        candidate_tensor, truth = (
+            tensor if is_inexact(tensor) else tensor.double() for tensor in (candidate, reference)
+        )
+        pair_score = criterion.score(candidate_tensor, truth, noise).score
+    return pair_score
 
 
 # --- plain values ---------------------------------------------------------------------------------
@@ -742,94 +833,3 @@ def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[A
     if ours and is_inexact(candidate) != is_inexact(reference):
         return Aspect.DTYPE, f"dtype {candidate.dtype} instead of {reference.dtype}"
     return None
-
-
-# --- summaries ------------------------------------------------------------------------------------
-
-
-def _rule_on_recorded_shapes(case: _PairCase) -> Ruling | None:
-    shapes = [case.my_facts.shape, case.golden_facts.shape]
-    if None in shapes or shapes[0] == shapes[1]:
-        return None
-    reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
-    return Ruling(Status.DIFFERENT, reason, {"aspect": Aspect.SHAPE})
-
-
-def _rule_on_recorded_digests(case: _PairCase) -> Ruling | None:
-    """Equal paritas digests of values that were not stored."""
-    records = (case.my.record, case.golden.record)
-    if not case.have_same_digest:
-        return None
-    if not case.trusts and all(record.statistics is not None for record in records):
-        _, _, judgement = _summarize_and_judge(case)
-        if judgement.status is Status.DIFFERENT:
-            reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
-            return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.HARNESS})
-    return _rule_on_digests("digest, data not stored")
-
-
-def _rule_on_summaries(case: _PairCase) -> Ruling:
-    my_summary, golden, judgement = _summarize_and_judge(case)
-    status, reason = judgement.status, judgement.reason
-    are_comparable = case.are_single and comparable_digests(case.my.record, case.golden.record)
-    if status is Status.IDENTICAL and are_comparable:
-        status = Status.EQUIVALENT
-        reason = "the digests differ, but all recorded statistics are equal"
-    has_sketches = my_summary.sketch is not None and golden.sketch is not None
-    about = {
-        "limits": judgement.limits,
-        "judged_by": "sketch" if has_sketches else "statistics",
-        "basis": Basis.SUMMARIES,
-        "nonfinite": judgement.nonfinite,
-        "distance": judgement.distance,
-        "settled": status in {Status.IDENTICAL, Status.UNVERIFIED},
-        "my": with_extremes(case.my_facts, my_summary.statistics),
-        "golden": with_extremes(case.golden_facts, golden.statistics),
-    }
-    return Ruling(status, reason, about)
-
-
-_SUMMARY_GATES = (_rule_on_recorded_shapes, _rule_on_recorded_digests)
-
-
-def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, SummaryJudgement]:
-    summary = summary_of(case.my, case.my_dump, case.my_values)
-    golden = summary_of(case.golden, case.golden_dump, case.golden_values)
-    unit = _coarser_unit((case.my_facts.dtype, summary), (case.golden_facts.dtype, golden))
-    return summary, golden, judge_summaries(summary, golden, unit)
-
-
-def _rule_on_digests(judged_by: str) -> Ruling:
-    about = {
-        "judged_by": judged_by,
-        "basis": Basis.DIGESTS,
-        "limits": BY_DIGEST,
-        "distance": 0.0,
-    }
-    return Ruling(Status.IDENTICAL, "", about)
-
-
-def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:
-    """The unit roundoff of the coarser side, guessed if its dtype is unknown.
-
-    If one side is exact, a side of unknown dtype is taken to be exact too.
-    """
-    units = [_unit_of_dtype(name) for name, _ in sides if name]
-    if 0.0 in units and len(units) < len(sides):
-        return 0.0
-    return max([*units, *(_least_unit(summary) for name, summary in sides if not name)])
-
-
-def _least_unit(summary: SideSummary) -> float:
-    """That of float16 if the minimum and maximum are float16 numbers, otherwise of float32."""
-    ends = (summary.statistics.minimum, summary.statistics.maximum)
-    known_ends = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
-    is_half = known_ends.numel() > 0 and known_ends.half().double().equal(known_ends)
-    return criterion.unit_roundoff(torch.float16) if is_half else criterion.UNIT_F32
-
-
-def _unit_of_dtype(name: str) -> float:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        return criterion.UNIT_F32  # another tool's dtype name; its statistics are in float32
-    return criterion.unit_roundoff(dtype) if dtype.is_floating_point or dtype.is_complex else 0.0

@@ -34,118 +34,6 @@ if TYPE_CHECKING:
     from paritas.formats.files.records import Record
 
 
-# --- The script of a recorded operator ------------------------------------------------------------
-
-_RUN = """
-
-def wide(values):
-    return [
-        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in values
-    ]
-
-
-def main():
-    found = dict(zip(("mine", "golden"), recorded()))
-    again, exact = {}, {}
-    for name, inputs in (("mine", mine), ("golden", golden)):
-        # A side that computed in another dtype is judged in that dtype.
-        again[name] = program(*inputs()).to(found[name].dtype)
-        try:
-            exact[name] = program(*wide(inputs()))
-        except RuntimeError:  # some operators need their own dtypes
-            pass
-    return judged(again, found, exact)
-"""
-
-
-def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
-    """The script that runs an operator again on its recorded inputs."""
-    my_inputs, golden = case.given
-    names = {key: f"v{input_position}" for input_position, key in enumerate(my_inputs)}
-    equal = all(_is_equal(my_inputs[key], golden[key]) for key in my_inputs)
-    lists = {"mine": {f"mine_{names[key]}": my_inputs[key] for key in my_inputs}}
-    if not equal:
-        lists["golden"] = {f"golden_{names[key]}": golden[key] for key in my_inputs}
-    lists["recorded"] = dict(zip(("mine", "golden"), case.made, strict=True))
-    values = ScriptValues()
-    position = itertools.count()
-    rows = {
-        name: [
-            f"{values.text(input_key, _bare(values_by_name[input_key]), next(position))},"
-            for input_key in values_by_name
-        ]
-        for name, values_by_name in lists.items()
-    }
-    program = case.plan.program
-    function = [_program_text(program, names)]
-    function += [values.list_function(name, lines) for name, lines in rows.items()]
-    function += ["\n\ngolden = mine\n"] if equal else []
-    has_python = any(_is_python_operator(step) for step in program.steps)
-    return Script(
-        heading=heading,
-        imports=("import operator",) if has_python else (),
-        values=values.stored,
-        function="".join(function),
-        run=_RUN,
-        sides=("run again", "recorded"),
-    )
-
-
-def _is_equal(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return left.dtype == right.dtype and bitwise_equal(left, right)
-    return type(left) is type(right) and bool(left == right)
-
-
-def _bare(value: Any) -> Any:
-    return value.detach().contiguous() if isinstance(value, torch.Tensor) else value
-
-
-def _is_python_operator(step: ReplayStep) -> bool:
-    return not step.operator.name.startswith(("aten.", "prims."))
-
-
-def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
-    result_names: dict[str, str] = {}
-    lines = [f"\n\ndef program({', '.join(names.values())}):"]
-    for step_number, step in enumerate(program.steps):
-        result_names[step.name] = f"r{step_number}"
-        words = [_value_text(value, names, result_names) for value in step.args]
-        named = step.operator.settle_options(dict(step.kwargs))
-        words += [
-            f"{key}={_value_text(value, names, result_names)}" for key, value in named.items()
-        ]
-        lines.append(f"    r{step_number} = {_callee(step)}({', '.join(words)})")
-    last = f"r{len(program.steps) - 1}"
-    if not program.position.isdecimal():
-        raise UsageError(
-            f"the value is the argument {program.position!r}, which the operator writes to"
-        )
-    lines.append(f"    return {last}[{program.position}] if isinstance({last}, tuple) else {last}")
-    return "\n".join(lines) + "\n"
-
-
-def _callee(step: ReplayStep) -> str:
-    name = step.operator.name
-    if not _is_python_operator(step):
-        return f"torch.ops.{name}"
-    short = name.removeprefix("operator.")
-    if not hasattr(operator, short):
-        raise UsageError(f"{name} cannot be written as a line of Python")
-    return f"operator.{short}"
-
-
-def _value_text(value: Any, names: Mapping[str, str], result_names: Mapping[str, str]) -> str:
-    if isinstance(value, ReplayLeaf):
-        return names[value.key]
-    if isinstance(value, StepResult):
-        return result_names[value.step]
-    if isinstance(value, list | tuple):
-        inner = ", ".join(_value_text(item, names, result_names) for item in value)
-        return f"[{inner}]"
-    return literal(value)
-
-
 # --- The operator of the first divergence ---------------------------------------------------------
 
 # The inputs and outputs of both sides are recorded, so nothing is compiled: the operator runs again
@@ -391,3 +279,115 @@ def _script_heading(comparison: Comparison, row: ComparisonRow) -> tuple[str, ..
         *([f"What kind:  {diagnosis.sentence}"] if diagnosis and diagnosis.sentence else []),
         recorded,
     )
+
+
+# --- The script of a recorded operator ------------------------------------------------------------
+
+_RUN = """
+
+def wide(values):
+    return [
+        x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in values
+    ]
+
+
+def main():
+    found = dict(zip(("mine", "golden"), recorded()))
+    again, exact = {}, {}
+    for name, inputs in (("mine", mine), ("golden", golden)):
+        # A side that computed in another dtype is judged in that dtype.
+        again[name] = program(*inputs()).to(found[name].dtype)
+        try:
+            exact[name] = program(*wide(inputs()))
+        except RuntimeError:  # some operators need their own dtypes
+            pass
+    return judged(again, found, exact)
+"""
+
+
+def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
+    """The script that runs an operator again on its recorded inputs."""
+    my_inputs, golden = case.given
+    names = {key: f"v{input_position}" for input_position, key in enumerate(my_inputs)}
+    equal = all(_is_equal(my_inputs[key], golden[key]) for key in my_inputs)
+    lists = {"mine": {f"mine_{names[key]}": my_inputs[key] for key in my_inputs}}
+    if not equal:
+        lists["golden"] = {f"golden_{names[key]}": golden[key] for key in my_inputs}
+    lists["recorded"] = dict(zip(("mine", "golden"), case.made, strict=True))
+    values = ScriptValues()
+    position = itertools.count()
+    rows = {
+        name: [
+            f"{values.text(input_key, _bare(values_by_name[input_key]), next(position))},"
+            for input_key in values_by_name
+        ]
+        for name, values_by_name in lists.items()
+    }
+    program = case.plan.program
+    function = [_program_text(program, names)]
+    function += [values.list_function(name, lines) for name, lines in rows.items()]
+    function += ["\n\ngolden = mine\n"] if equal else []
+    has_python = any(_is_python_operator(step) for step in program.steps)
+    return Script(
+        heading=heading,
+        imports=("import operator",) if has_python else (),
+        values=values.stored,
+        function="".join(function),
+        run=_RUN,
+        sides=("run again", "recorded"),
+    )
+
+
+def _is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and bitwise_equal(left, right)
+    return type(left) is type(right) and bool(left == right)
+
+
+def _bare(value: Any) -> Any:
+    return value.detach().contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def _is_python_operator(step: ReplayStep) -> bool:
+    return not step.operator.name.startswith(("aten.", "prims."))
+
+
+def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
+    result_names: dict[str, str] = {}
+    lines = [f"\n\ndef program({', '.join(names.values())}):"]
+    for step_number, step in enumerate(program.steps):
+        result_names[step.name] = f"r{step_number}"
+        words = [_value_text(value, names, result_names) for value in step.args]
+        named = step.operator.settle_options(dict(step.kwargs))
+        words += [
+            f"{key}={_value_text(value, names, result_names)}" for key, value in named.items()
+        ]
+        lines.append(f"    r{step_number} = {_callee(step)}({', '.join(words)})")
+    last = f"r{len(program.steps) - 1}"
+    if not program.position.isdecimal():
+        raise UsageError(
+            f"the value is the argument {program.position!r}, which the operator writes to"
+        )
+    lines.append(f"    return {last}[{program.position}] if isinstance({last}, tuple) else {last}")
+    return "\n".join(lines) + "\n"
+
+
+def _callee(step: ReplayStep) -> str:
+    name = step.operator.name
+    if not _is_python_operator(step):
+        return f"torch.ops.{name}"
+    short = name.removeprefix("operator.")
+    if not hasattr(operator, short):
+        raise UsageError(f"{name} cannot be written as a line of Python")
+    return f"operator.{short}"
+
+
+def _value_text(value: Any, names: Mapping[str, str], result_names: Mapping[str, str]) -> str:
+    if isinstance(value, ReplayLeaf):
+        return names[value.key]
+    if isinstance(value, StepResult):
+        return result_names[value.step]
+    if isinstance(value, list | tuple):
+        inner = ", ".join(_value_text(item, names, result_names) for item in value)
+        return f"[{inner}]"
+    return literal(value)

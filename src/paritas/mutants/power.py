@@ -6,15 +6,12 @@ import copy
 import dataclasses
 import gc
 import math
-import operator
-import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
@@ -23,12 +20,10 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import input_sets
 from paritas.core.numerics.contents import leaves
 from paritas.core.results.findings import Status
-from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import count_things, list_first
 from paritas.core.time_limit import OutOfTime, TimeLimit
 from paritas.core.torch_private.global_state import quietly
-from paritas.core.torch_private.graphs import copy_graph, node_traits, returned_values
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -37,289 +32,21 @@ from paritas.mutants.planting import (
     program_noise,
     sites,
 )
-from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
-from paritas.mutants.reduction_faults import contraction
+from paritas.mutants.programs import ModelInPieces, Piece, trace_program
+from paritas.mutants.rewrites import rewritable, rewrite_call
 from paritas.mutants.rows import FaultResult, Grade, PowerReport, Reordering
+from paritas.mutants.scaling import SCALES, ScaledProgram, smallest_caught
+from paritas.mutants.sites import Places, even_order, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch.fx import Node
+    from torch.fx import GraphModule
 
     from paritas.core.execution.subjects import Inputs
     from paritas.mutants.planting import Effect, FaultSite
     from paritas.mutants.programs import FlatProgram
 
-
-# --- Where a node is, and in which order sites are tried ------------------------------------------
-
-T = TypeVar("T")
-
-
-class Places:
-    """The nodes of a program by name, each with the nearest module."""
-
-    def __init__(self, program: FlatProgram, model: Callable[..., Any], prefix: str = "") -> None:
-        """`model` is what `program` was traced from; names of parameters begin with `prefix`."""
-        self.program = program
-        self.prefix = prefix
-        self.nodes: dict[str, Node] = {node.name: node for node in program.module.graph.nodes}
-        module = model if isinstance(model, nn.Module) else nn.Module()
-        state = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-        nodes = [node for node in self.nodes.values() if node.op == "placeholder"]
-        # Inputs and cotangents follow; they belong to no module.
-        self.owners = {
-            node: self._module_of(name) for node, name in zip(nodes, state, strict=False)
-        }
-        self.returned: dict[Node, list[Item]] = {}
-        for node, result in zip(returned_values(program.module), program.results, strict=True):
-            self.returned.setdefault(node, []).append(result)
-
-    def operator(self, name: str) -> str:
-        """What a node calls, in aten's spelling."""
-        target = self.nodes[name].target
-        shown = str(target)
-        return str(getattr(target, "__name__", shown)) if shown.startswith("<") else shown
-
-    def near(self, name: str) -> str:
-        """The module of the nearest parameter before the node, or nearest gradient after it."""
-        node = self.nodes[name]
-        if name in self.program.backward:
-            behind = _first_name(node, lambda graph_node: list(graph_node.users), self._gradient_of)
-            if behind:
-                return behind
-        return _first_name(node, lambda graph_node: graph_node.all_input_nodes, self.owners.get)
-
-    def is_dead(self, name: str) -> bool:
-        """Whether no result depends on the node."""
-        reached = _walk(self.nodes[name], lambda graph_node: list(graph_node.users))
-        return not any(reached_node.op == "output" for reached_node in reached)
-
-    def scalable(self) -> list[str]:
-        """The nodes that compute a floating-point tensor that is used, in graph order."""
-        return [
-            node.name
-            for node in self.program.calls
-            if node.users
-            and _computes(node)
-            and isinstance(value := node.meta.get("val"), Tensor)
-            and value.is_floating_point()
-            and value.numel()
-            and not self.is_dead(node.name)
-        ]
-
-    def _gradient_of(self, node: Node) -> str | None:
-        items = self.returned.get(node, [])
-        names = [item.name for item in items if item.kind is ItemKind.GRADIENT]
-        return self._module_of(names[0]) if names else None
-
-    def _module_of(self, name: str) -> str:
-        full_name = f"{self.prefix}{name}"
-        return full_name.rpartition(".")[0] or full_name
-
-
-def _computes(node: Node) -> bool:
-    """Whether a node computes a value; an item of an operator's result counts."""
-    kind = node_traits(node)
-    if kind is None:
-        return node.target is operator.getitem
-    return not kind.view and kind.name not in IDLE
-
-
-def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """All reachable nodes, the nearest first."""
-    visited_nodes = {start: None}
-    queue = [start]
-    for node in queue:  # it grows
-        for other in step(node):
-            if other not in visited_nodes:
-                visited_nodes[other] = None
-                queue.append(other)
-    return queue
-
-
-def _first_name(
-    start: Node, step: Callable[[Node], Iterable[Node]], name: Callable[[Node], str | None]
-) -> str:
-    return next((node_name for node in _walk(start, step) if (node_name := name(node))), "")
-
-
-def even_order(count: int, shift: float) -> list[int]:
-    """All of `range(count)`, ordered so that every prefix is spread evenly; 0 <= `shift` < 1."""
-    order: dict[int, None] = {}
-    step = 0
-    while len(order) < count:
-        # Multiples of the golden ratio fill the interval evenly.
-        order[int((shift + step * 0.6180339887498949) % 1.0 * count)] = None
-        step += 1
-    return list(order)
-
-
-def turns(sites: Sequence[T], kind: Callable[[T], Any], seed: int) -> list[T]:
-    """All `sites`, one of each kind in turn, those of one kind spread over the graph.
-
-    Every prefix is an even sample, so the search may stop anywhere.
-    """
-    draw = random.Random(seed)
-    groups: dict[Any, list[T]] = {}
-    for site in sites:
-        groups.setdefault(kind(site), []).append(site)
-    names = list(groups)
-    draw.shuffle(names)
-    orders = {name: even_order(len(groups[name]), draw.random()) for name in names}
-    rounds = max(map(len, groups.values()), default=0)
-    return [
-        groups[name][orders[name][turn]]
-        for turn in range(rounds)
-        for name in names
-        if turn < len(orders[name])
-    ]
-
-
-# --- Harmless rewrites: the same function, rounded differently ------------------------------------
-
-# A check must not report these. Each sums in another order, or makes a change that every compiler
-# makes; in exact arithmetic none of them changes anything.
-
-aten: Any = torch.ops.aten
-
-
-class _Backwards:
-    """Sums in reverse order.
-
-    A class, not a closure, because the generated code contains the name of what it calls.
-    """
-
-    def __init__(self, target: Callable[..., Any], name: str) -> None:
-        self.target = target
-        self.name = name
-        self.__name__ = self.__qualname__ = f"{name.strip('_')}_backwards"
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        contracted = contraction(self.name, args, args.__getitem__)
-        if contracted is not None:
-            changed = list(args)
-            for position, axis in contracted.axes:
-                changed[position] = args[position].flip(axis)
-            return self.target(*changed, **kwargs)
-        if self.name == "convolution":  # channels must stay in their group
-            return self.target(*args, **kwargs)
-        x, dims, *others = args
-        if self.name == "_softmax":  # here it is one axis, and the result has it, too
-            return self.target(x.flip(dims), dims, *others).flip(dims)
-        return self.target(x.flip(dims or list(range(x.dim()))), dims, *others, **kwargs)
-
-
-def _division_by_reciprocal(left: Tensor, right: Any) -> Any:
-    if not isinstance(right, torch.Tensor):
-        return left * (1.0 / right)
-    return left * right.reciprocal()
-
-
-def _rsqrt_by_division(x: Tensor) -> Any:
-    return 1.0 / x.sqrt()
-
-
-# The overloads that `_Backwards` can call with the operands reversed: written by hand.
-_SUMS = {
-    "mm": aten.mm.default,
-    "addmm": aten.addmm.default,
-    "bmm": aten.bmm.default,
-    "convolution": aten.convolution.default,
-    "sum": aten.sum.dim_IntList,
-    "mean": aten.mean.dim,
-    "_softmax": aten._softmax.default,  # noqa: SLF001  (its name)
-}
-_REWRITES: dict[Any, tuple[str, Callable[..., Any]]] = {
-    **{
-        target: ("summed in reverse order", _Backwards(target, name))
-        for name, target in _SUMS.items()
-    },
-    aten.div.Tensor: ("multiplied by the reciprocal instead of divided", _division_by_reciprocal),
-    aten.rsqrt.default: ("1 / sqrt instead of rsqrt", _rsqrt_by_division),
-}
-
-
-def rewritable(program: FlatProgram) -> list[str]:
-    """The nodes that have a harmless rewrite, in graph order."""
-    return [
-        node.name
-        for node in program.calls
-        if node.target in _REWRITES
-        and isinstance(value := node.meta.get("val"), Tensor)
-        and value.is_floating_point()
-    ]
-
-
-def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
-    """What was done, and the program with one call computed in another way."""
-    module = copy_graph(program.module)
-    (node,) = [graph_node for graph_node in module.graph.nodes if graph_node.name == name]
-    words, function = _REWRITES[node.target]
-    node.target = function
-    module.recompile()
-    return words, module
-
-
-# --- How small a fault may be and still be caught -------------------------------------------------
-
-# Half decades: 10**-1 is the largest delta tried, 10**-15 the smallest.
-SCALES = tuple(10 ** (-step / 2) for step in range(2, 31))
-
-
-class ScaledProgram:
-    """A program with the result of one node multiplied by 1 + delta, which can be set."""
-
-    def __init__(self, program: FlatProgram, name: str) -> None:
-        graph = copy.deepcopy(program.module.graph)
-        node = next(graph_node for graph_node in graph.nodes if graph_node.name == name)
-        self._call = _ScaledCall(node.target)
-        node.target = self._call
-        # Generating the code of a graph takes the most time: do it once for all deltas.
-        self._module = GraphModule(program.module, graph)
-
-    def scale_call(self, delta: float) -> GraphModule:
-        """The module, valid until the next call."""
-        self._call.factor = 1.0 + delta
-        return self._module
-
-
-class _ScaledCall:
-    """A class, not a closure, because the generated code contains the name of what it calls."""
-
-    def __init__(self, target: Callable[..., Any]) -> None:
-        self.target = target
-        self.factor = 1.0
-        self.__name__ = self.__qualname__ = "scaled"
-        self.__module__ = __name__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.target(*args, **kwargs) * self.factor
-
-
-def smallest_caught(
-    is_caught: Callable[[float], bool], floor: float = SCALES[-1]
-) -> tuple[float | None, int]:
-    """The smallest delta of at least `floor` that is caught, and how many were tried.
-
-    Bisects, assuming that a larger delta is also caught. None if not even the largest is caught.
-    """
-    sizes = [size for size in SCALES if size >= floor]
-    if not is_caught(sizes[0]):
-        return None, 1
-    tried, caught_index, unseen = 1, 0, len(sizes)
-    while unseen - caught_index > 1:
-        middle = (caught_index + unseen) // 2
-        tried += 1
-        if is_caught(sizes[middle]):
-            caught_index = middle
-        else:
-            unseen = middle
-    return sizes[caught_index], tried
-
-
-# --- The search -----------------------------------------------------------------------------------
 
 # Faults are planted in the model's own graph, one at a time, and `verify` judges the wrong program
 # like any other candidate. The exact effect of each is measured in float64 and compared with the

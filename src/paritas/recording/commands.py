@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from paritas.formats.dumps.survey import DumpSurvey, ExaminedRecord, RecordFilter
-    from paritas.recording.conversion import Conversion, Target
+    from paritas.recording.conversion import Conversion
+    from paritas.recording.rewriting import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,8 @@ from paritas.formats.files.records import (
     write_header,
 )
 from paritas.formats.foreign.foreign_dump import ForeignDump, rank_of
+from paritas.formats.foreign.ge_calls import call_key
 from paritas.formats.foreign.ge_files import read_ge_header
-from paritas.formats.foreign.ge_writing import call_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,147 +42,6 @@ if TYPE_CHECKING:
     from paritas.formats.files.records import Header
 
 
-# --- Reading the index of one rank as it grows ----------------------------------------------------
-
-_DATA = re.compile(r"data-(\d{4,})\.safetensors")
-
-
-class Follower:
-    """Yields each record of a rank once, as soon as its line in the index is complete.
-
-    A line is written after the data that it points to, so that data is complete, and the program
-    need not stop.
-
-    Attributes:
-        problems: lines that are not records.
-    """
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        """`folder` is the folder of the rank."""
-        self.problems: list[str] = []
-        self._folder = folder
-        self._rank = rank
-        self._read: dict[Path, int] = {}
-        self._decoder = msgspec.json.Decoder(Record)
-
-    def new_records(self) -> Iterator[Record]:
-        """The records since the last call."""
-        for volume in volumes_of(self._folder):
-            yield from self._lines(volume / INDEX)
-
-    def _lines(self, index: Path) -> Iterator[Record]:
-        try:
-            file = open_plain(index)
-        except OSError:  # not written yet, or a step that the ring dropped
-            return
-        with file:
-            file.seek(self._read.get(index, 0))
-            while True:
-                line = file.readline(LONGEST_LINE)
-                if not line.endswith(b"\n"):
-                    return
-                byte_offset = self._read.get(index, 0)
-                # Counted first, so that a failing line is not read again.
-                self._read[index] = byte_offset + len(line)
-                try:
-                    record = self._decoder.decode(line)
-                    check_record(record, self._rank)
-                except (
-                    msgspec.DecodeError,
-                    UnicodeDecodeError,
-                    RecursionError,
-                    UsageError,
-                ) as error:
-                    self.problems.append(f"{index}, byte {byte_offset}: {error}")
-                    continue
-                yield record
-
-
-class LatestFiles:
-    """The files at the end of a growing index, which the program may not have finished.
-
-    A file is started before the index line of its first record, so the index must have moved on.
-
-    Attributes:
-        numbers: for each folder, the number of the last data file in use.
-        of_call: the files of the last call.
-    """
-
-    def __init__(self) -> None:
-        """Before the first record."""
-        self.numbers: dict[str, int] = {}
-        self.of_call: set[str] = set()
-        self._call: tuple[object, ...] = ()
-
-    def note(self, record: Record, files: Iterable[str]) -> None:
-        """Note the files of the next record."""
-        call = call_key(record)
-        if call != self._call:
-            self._call = call
-            self.of_call.clear()
-        for file in files:
-            self.of_call.add(file)
-            folder, _, name = file.rpartition("/")
-            number = _DATA.fullmatch(name)
-            if number is not None:
-                self.numbers[folder] = max(self.numbers.get(folder, 0), int(number[1]))
-
-
-def freeable_files(
-    root: Path, header: Header, used: Mapping[str, int], latest: LatestFiles
-) -> list[Path]:
-    """The files of a rank that can be deleted once their content is converted.
-
-    They are found in the folder and not taken from the index, which may name any file.
-
-    Args:
-        used: files that the index points to, and how many records of each are converted.
-        latest: where the index ends. While the program runs, only earlier files are finished.
-    """
-    if header.layout in NPY_LAYOUTS:
-        # Files appear complete, and the program does not need them any more.
-        top = f"worldsize{header.world_size}_global_rank{header.rank}"
-        tree = root / (top if header.layout == "msit" else OLD_FX_TOP)
-        return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
-    if header.layout in ("ge", "ge-7.1.0"):
-        # The file of a call is written before its index lines, which follow each other. An input
-        # may have its record in the file of another operator, so not each tensor has one.
-        named_paths = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
-        return [
-            path
-            for path, name in named_paths
-            if name in used
-            and (header.closed or name not in latest.of_call or _has_all_records(path, used[name]))
-        ]
-    files = []
-    for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
-        number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
-        if number is None or name not in used:
-            continue
-        older = int(number[1]) < latest.numbers.get(name.rpartition("/")[0], 0)
-        if header.closed or (older and path.stat().st_size):
-            files.append(path)
-    return files
-
-
-def _has_all_records(path: Path, records: int) -> bool:
-    """Whether a file of Ascend's graph engine has no more tensors than these records."""
-    try:
-        return len(read_ge_header(path).tensors) == records
-    except (UsageError, OSError):
-        return False
-
-
-def sync_to_disk(folder: Path) -> None:
-    """Wait until everything in a folder would survive a power failure."""
-    for path in (folder.parent, folder, *folder.rglob("*")):
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
-
-
 # --- Sources --------------------------------------------------------------------------------------
 
 # Each record is yielded once, when it is complete. A paritas dump shows this: a line of the index
@@ -191,11 +50,6 @@ def sync_to_disk(folder: Path) -> None:
 # shows when such a dump is finished.
 
 SOURCES = "sources.jsonl"
-
-
-def is_there(path: Path) -> bool:
-    """Whether there is a dump that a reader can open."""
-    return path.exists() and (is_ours(path) or is_known(path))
 
 
 def source_of(
@@ -214,6 +68,11 @@ def source_of(
     if path.exists() and kind != "paritas" and (kind or not is_ours(path)):
         return _ForeignSource(path, kind, earlier, grows=grows)
     return _OwnSource(path)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a dump that a reader can open."""
+    return path.exists() and (is_ours(path) or is_known(path))
 
 
 # --- dumps of paritas -----------------------------------------------------------------------------
@@ -565,3 +424,144 @@ def _signatures(path: Path) -> dict[str, tuple[int, int]]:
             facts = folder.locate(dump_file.name).stat()
             signatures[dump_file.name] = (facts.st_size, facts.st_mtime_ns)
     return signatures
+
+
+# --- Reading the index of one rank as it grows ----------------------------------------------------
+
+_DATA = re.compile(r"data-(\d{4,})\.safetensors")
+
+
+class Follower:
+    """Yields each record of a rank once, as soon as its line in the index is complete.
+
+    A line is written after the data that it points to, so that data is complete, and the program
+    need not stop.
+
+    Attributes:
+        problems: lines that are not records.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """`folder` is the folder of the rank."""
+        self.problems: list[str] = []
+        self._folder = folder
+        self._rank = rank
+        self._read: dict[Path, int] = {}
+        self._decoder = msgspec.json.Decoder(Record)
+
+    def new_records(self) -> Iterator[Record]:
+        """The records since the last call."""
+        for volume in volumes_of(self._folder):
+            yield from self._lines(volume / INDEX)
+
+    def _lines(self, index: Path) -> Iterator[Record]:
+        try:
+            file = open_plain(index)
+        except OSError:  # not written yet, or a step that the ring dropped
+            return
+        with file:
+            file.seek(self._read.get(index, 0))
+            while True:
+                line = file.readline(LONGEST_LINE)
+                if not line.endswith(b"\n"):
+                    return
+                byte_offset = self._read.get(index, 0)
+                # Counted first, so that a failing line is not read again.
+                self._read[index] = byte_offset + len(line)
+                try:
+                    record = self._decoder.decode(line)
+                    check_record(record, self._rank)
+                except (
+                    msgspec.DecodeError,
+                    UnicodeDecodeError,
+                    RecursionError,
+                    UsageError,
+                ) as error:
+                    self.problems.append(f"{index}, byte {byte_offset}: {error}")
+                    continue
+                yield record
+
+
+class LatestFiles:
+    """The files at the end of a growing index, which the program may not have finished.
+
+    A file is started before the index line of its first record, so the index must have moved on.
+
+    Attributes:
+        numbers: for each folder, the number of the last data file in use.
+        of_call: the files of the last call.
+    """
+
+    def __init__(self) -> None:
+        """Before the first record."""
+        self.numbers: dict[str, int] = {}
+        self.of_call: set[str] = set()
+        self._call: tuple[object, ...] = ()
+
+    def note(self, record: Record, files: Iterable[str]) -> None:
+        """Note the files of the next record."""
+        call = call_key(record)
+        if call != self._call:
+            self._call = call
+            self.of_call.clear()
+        for file in files:
+            self.of_call.add(file)
+            folder, _, name = file.rpartition("/")
+            number = _DATA.fullmatch(name)
+            if number is not None:
+                self.numbers[folder] = max(self.numbers.get(folder, 0), int(number[1]))
+
+
+def freeable_files(
+    root: Path, header: Header, used: Mapping[str, int], latest: LatestFiles
+) -> list[Path]:
+    """The files of a rank that can be deleted once their content is converted.
+
+    They are found in the folder and not taken from the index, which may name any file.
+
+    Args:
+        used: files that the index points to, and how many records of each are converted.
+        latest: where the index ends. While the program runs, only earlier files are finished.
+    """
+    if header.layout in NPY_LAYOUTS:
+        # Files appear complete, and the program does not need them any more.
+        top = f"worldsize{header.world_size}_global_rank{header.rank}"
+        tree = root / (top if header.layout == "msit" else OLD_FX_TOP)
+        return [path for path in tree.rglob("*.npy") if path.relative_to(root).as_posix() in used]
+    if header.layout in ("ge", "ge-7.1.0"):
+        # The file of a call is written before its index lines, which follow each other. An input
+        # may have its record in the file of another operator, so not each tensor has one.
+        named_paths = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
+        return [
+            path
+            for path, name in named_paths
+            if name in used
+            and (header.closed or name not in latest.of_call or _has_all_records(path, used[name]))
+        ]
+    files = []
+    for path in (root / f"rank{header.rank}").rglob("data-*.safetensors"):
+        number, name = _DATA.fullmatch(path.name), path.relative_to(root).as_posix()
+        if number is None or name not in used:
+            continue
+        older = int(number[1]) < latest.numbers.get(name.rpartition("/")[0], 0)
+        if header.closed or (older and path.stat().st_size):
+            files.append(path)
+    return files
+
+
+def _has_all_records(path: Path, records: int) -> bool:
+    """Whether a file of Ascend's graph engine has no more tensors than these records."""
+    try:
+        return len(read_ge_header(path).tensors) == records
+    except (UsageError, OSError):
+        return False
+
+
+def sync_to_disk(folder: Path) -> None:
+    """Wait until everything in a folder would survive a power failure."""
+    for path in (folder.parent, folder, *folder.rglob("*")):
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)

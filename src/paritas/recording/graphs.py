@@ -26,10 +26,10 @@ from paritas.core.torch_private.graphs import (
     provenance,
 )
 from paritas.formats.files.records import Observed, Site
-from paritas.formats.foreign.ge_writing import (
+from paritas.formats.foreign.ge_calls import Operator
+from paritas.formats.foreign.ge_graph_text import (
     FusedFacts,
     NodeFacts,
-    Operator,
     ValueFacts,
     optimized_graph_text,
     original_graph_text,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from paritas.core.torch_private.buffers import Buffer, Kernel
     from paritas.core.torch_private.inductor import LoweredGraph
     from paritas.formats.files.records import Phase, Source
-    from paritas.formats.foreign.ge_writing import SiteKey
+    from paritas.formats.foreign.ge_calls import SiteKey
     from paritas.recording.session import RecordingSession
 
 

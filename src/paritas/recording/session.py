@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paritas.formats.dumps.selection import Selection, Within
     from paritas.formats.files.records import Observed, Site, Source
-    from paritas.formats.foreign.ge_writing import Operator, SiteKey
+    from paritas.formats.foreign.ge_calls import Operator, SiteKey
 
 _LONGEST_VALUE = 1000
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})

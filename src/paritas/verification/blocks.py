@@ -25,12 +25,7 @@ from paritas.core.execution.block_runs import Recorder, bring_back
 from paritas.core.execution.blocks import named_modules, require_blocks
 from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
-from paritas.core.execution.observation import (
-    OUTPUT,
-    RunOptions,
-    keep_gradient,
-    same_value,
-)
+from paritas.core.execution.observation import OUTPUT, RunOptions, keep_gradient, same_value
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
@@ -73,99 +68,6 @@ _FUSIONS = (
     "with the same options; what the compiler does across blocks is seen only in the outputs and "
     "gradients of the whole model, at the noise of the whole model"
 )
-
-
-# --- The two models as a whole, natively ----------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _WholeProgram(SubjectProgram):
-    """A model as a whole, which runs natively only."""
-
-    can_be_lifted = False
-
-
-class _WholeVerification(Verification):
-    """Runs both models natively, and compares them at the noise of all blocks together."""
-
-    def run_both(self, recorder: Recorder) -> None:
-        """Run the reference, with a recorder around its first call, and the candidate."""
-        plain = dataclasses.replace(self.conditions, sketches=True)
-        watched = RunOptions(watch=recorder)
-        self.conditions = dataclasses.replace(plain, options=watched)
-        self.natives = self._run_reference()
-        self.conditions = plain
-        self.mine = self._run_candidate(len(self.natives))
-        self.intruded = self._intrusions()
-        changing = {
-            name
-            for observation in (*self.natives, *self.mine)
-            for name in observation.changed_state
-        }
-        conditions = dataclasses.replace(plain, changing=frozenset(changing))
-        self.program = _WholeProgram(
-            self.reference, self.inputs, self.rng, conditions, len(self.natives)
-        )
-
-    @property
-    def once(self) -> _WholeProgram:
-        """The reference, called once."""
-        return dataclasses.replace(self.program, calls=1)
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether both sides gave the same bits."""
-        return same_observation(self.natives[0], self.mine[0])
-
-    def compare(self, noise: ComposedNoise) -> CollectedFindings:
-        """Compare the first calls, and the candidate's second call."""
-        first, candidate_calls = self.natives[0], self.mine
-        evidence = Evidence(self.program, self.natives, self.config.seed)
-        by_order = self._goes_by_order(first, candidate_calls[0])
-        sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
-        if by_order:
-            candidate_calls = sides.rename_outputs(candidate_calls)
-        at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
-        comparer = at_noise(Demand(), self.config, 0, self._label_item(CALL))
-        collected = comparer.compare(first, candidate_calls[0])
-        collected.take(self.intruded)
-        if self.repeats:
-            collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
-        elif len(candidate_calls) > 1:
-            last, second = len(self.natives) - 1, self._label_item(CALL, call=2)
-            comparer = at_noise(Demand(), self.config, last, second)
-            collected.take(comparer.compare(self.natives[last], candidate_calls[1]))
-        if self.config.verify_aliasing:
-            collected.take(self._compare_memory(candidate_calls[0]))
-        collected.notes += evidence.notes
-        if collected.passes and first.error is None:
-            self._compare_last(noise, sides, collected)
-        return collected
-
-    def _compare_last(
-        self, noise: ComposedNoise, sides: SubjectLift, collected: CollectedFindings
-    ) -> None:
-        """Run the reference once more, for all pieces, which were not run again one by one."""
-        self.tell("running the reference once more")
-        first, last = self.natives[0], self.once.run(RunOptions())[0]
-        if same_observation(first, last):
-            return
-        # If something changed the reference, the noise around the first run contains that change.
-        moved = self._find_moved(sides, Demand(), first, last, noise.around(last))
-        self._report_moved(collected, moved)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A part of both models that is verified alone.
-
-    Attributes:
-        label: its name in findings.
-        module: the path of the module that it is; "" for what lies between the blocks.
-    """
-
-    label: str
-    module: str = ""
 
 
 # --- The check ------------------------------------------------------------------------------------
@@ -626,3 +528,96 @@ def _bits(parameter: Tensor) -> tuple[int, int]:
 
 def _peak_bytes() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+# --- The two models as a whole, natively ----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WholeProgram(SubjectProgram):
+    """A model as a whole, which runs natively only."""
+
+    can_be_lifted = False
+
+
+class _WholeVerification(Verification):
+    """Runs both models natively, and compares them at the noise of all blocks together."""
+
+    def run_both(self, recorder: Recorder) -> None:
+        """Run the reference, with a recorder around its first call, and the candidate."""
+        plain = dataclasses.replace(self.conditions, sketches=True)
+        watched = RunOptions(watch=recorder)
+        self.conditions = dataclasses.replace(plain, options=watched)
+        self.natives = self._run_reference()
+        self.conditions = plain
+        self.mine = self._run_candidate(len(self.natives))
+        self.intruded = self._intrusions()
+        changing = {
+            name
+            for observation in (*self.natives, *self.mine)
+            for name in observation.changed_state
+        }
+        conditions = dataclasses.replace(plain, changing=frozenset(changing))
+        self.program = _WholeProgram(
+            self.reference, self.inputs, self.rng, conditions, len(self.natives)
+        )
+
+    @property
+    def once(self) -> _WholeProgram:
+        """The reference, called once."""
+        return dataclasses.replace(self.program, calls=1)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether both sides gave the same bits."""
+        return same_observation(self.natives[0], self.mine[0])
+
+    def compare(self, noise: ComposedNoise) -> CollectedFindings:
+        """Compare the first calls, and the candidate's second call."""
+        first, candidate_calls = self.natives[0], self.mine
+        evidence = Evidence(self.program, self.natives, self.config.seed)
+        by_order = self._goes_by_order(first, candidate_calls[0])
+        sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
+        if by_order:
+            candidate_calls = sides.rename_outputs(candidate_calls)
+        at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
+        comparer = at_noise(Demand(), self.config, 0, self._label_item(CALL))
+        collected = comparer.compare(first, candidate_calls[0])
+        collected.take(self.intruded)
+        if self.repeats:
+            collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
+        elif len(candidate_calls) > 1:
+            last, second = len(self.natives) - 1, self._label_item(CALL, call=2)
+            comparer = at_noise(Demand(), self.config, last, second)
+            collected.take(comparer.compare(self.natives[last], candidate_calls[1]))
+        if self.config.verify_aliasing:
+            collected.take(self._compare_memory(candidate_calls[0]))
+        collected.notes += evidence.notes
+        if collected.passes and first.error is None:
+            self._compare_last(noise, sides, collected)
+        return collected
+
+    def _compare_last(
+        self, noise: ComposedNoise, sides: SubjectLift, collected: CollectedFindings
+    ) -> None:
+        """Run the reference once more, for all pieces, which were not run again one by one."""
+        self.tell("running the reference once more")
+        first, last = self.natives[0], self.once.run(RunOptions())[0]
+        if same_observation(first, last):
+            return
+        # If something changed the reference, the noise around the first run contains that change.
+        moved = self._find_moved(sides, Demand(), first, last, noise.around(last))
+        self._report_moved(collected, moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A part of both models that is verified alone.
+
+    Attributes:
+        label: its name in findings.
+        module: the path of the module that it is; "" for what lies between the blocks.
+    """
+
+    label: str
+    module: str = ""

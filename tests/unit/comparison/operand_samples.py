@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 from paritas.comparison.operands import Operand
-from paritas.comparison.pairing import RecordedSelection, match
+from paritas.comparison.pairing import match
 from paritas.comparison.rules import Rules, align_steps
+from paritas.comparison.selections import RecordedSelection
 from paritas.formats.files.records import Record, Site, TensorFacts
 
 EVERYTHING = RecordedSelection()

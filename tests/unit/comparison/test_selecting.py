@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.comparison.pairing import RecordedSelection
+from paritas.comparison.selections import RecordedSelection
 from paritas.formats.dumps.selection import Selection
 from unit.comparison.operand_samples import Side, found
 

@@ -12,25 +12,11 @@ import paritas
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Status
 from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
-from paritas.mutants.power import (
-    SCALES,
-    Places,
-    ScaledProgram,
-    even_order,
-    rewritable,
-    rewrite_call,
-    smallest_caught,
-    turns,
-)
 from paritas.mutants.programs import trace_program
-from paritas.mutants.rows import (
-    FaultResult,
-    Grade,
-    PowerReport,
-    Reordering,
-    Share,
-    power_lines,
-)
+from paritas.mutants.rewrites import rewritable, rewrite_call
+from paritas.mutants.rows import FaultResult, Grade, PowerReport, Reordering, Share, power_lines
+from paritas.mutants.scaling import SCALES, ScaledProgram, smallest_caught
+from paritas.mutants.sites import Places, even_order, turns
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from torch import fx
 
 from paritas.core.torch_private.buffers import Buffer, Kernel, SeenBuffer
 from paritas.formats.files.records import Site
-from paritas.formats.foreign.ge_writing import ValueFacts
+from paritas.formats.foreign.ge_graph_text import ValueFacts
 from paritas.recording.graphs import buffer_facts, node_facts, write_graph_texts
 
 aten = torch.ops.aten

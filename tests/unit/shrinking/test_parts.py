@@ -3,7 +3,7 @@ from torch import fx
 
 from paritas.core.execution.compilation import Candidate
 from paritas.core.time_limit import TimeLimit
-from paritas.shrinking.nodes import islands, record_values
+from paritas.shrinking.parts import islands, record_values
 from paritas.shrinking.programs import FailingProgram
 from paritas.shrinking.shrink import shrink
 from quality.faulty_backends import backend

@@ -4,7 +4,7 @@ import torch
 from torch import fx
 
 from paritas.core.results.findings import Aspect, Status
-from paritas.shrinking.nodes import extract_part, record_values
+from paritas.shrinking.parts import extract_part, record_values
 from paritas.shrinking.programs import FailingProgram, FailureSignature, same_failure
 
 WRONG = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output", kind="scale")

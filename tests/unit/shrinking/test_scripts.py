@@ -14,7 +14,7 @@ from paritas.core.execution.compilation import Candidate
 from paritas.core.reporting.scripts import ScriptValues, write
 from paritas.core.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import FailingProgram, FailureSignature
-from paritas.shrinking.shrink import program_script
+from paritas.shrinking.scripts import program_script
 from quality.faulty_backends import backend
 
 # Not the numbers that a script's own formula draws.

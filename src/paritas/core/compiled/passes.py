@@ -55,25 +55,17 @@ ANONYMOUS = "pattern_matcher"
 HARNESS = "the check itself raised"
 
 
-@dataclasses.dataclass
-class PassLineage:
-    """A graph and everything that passes make of it; all run on the same inputs.
-
-    Attributes:
-        constants: inputs with known values.
-        latest: the last known state of the graph.
-        inputs: sets of inputs that the first graph accepts; made on first use.
-    """
-
-    constants: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    latest: GraphState | None = None
-    inputs: list[MadeUpInputs] | None = None
-
-    def input_sets(self, program: FrozenProgram) -> list[MadeUpInputs]:
-        """The sets of inputs; raises `UnplayableError` if the graph accepts none."""
-        if self.inputs is None:
-            self.inputs = inputs_for(program, self.constants)
-        return self.inputs
+@quietly()
+def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
+    """Run the post-grad passes alone on a copy of a graph, and check each."""
+    checks = PassChecks()
+    try:
+        with checks.watching():
+            run_post_grad_passes(lowered)
+    except Exception as error:  # noqa: BLE001  (it becomes a finding)
+        reason = f"the passes could not be run separately: {in_one_line(error, 160)}"
+        return [*checks.findings, unverified("passes", reason)]
+    return checks.findings
 
 
 @dataclasses.dataclass
@@ -324,17 +316,25 @@ class PassChecks:
         return None
 
 
-@quietly()
-def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
-    """Run the post-grad passes alone on a copy of a graph, and check each."""
-    checks = PassChecks()
-    try:
-        with checks.watching():
-            run_post_grad_passes(lowered)
-    except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        reason = f"the passes could not be run separately: {in_one_line(error, 160)}"
-        return [*checks.findings, unverified("passes", reason)]
-    return checks.findings
+@dataclasses.dataclass
+class PassLineage:
+    """A graph and everything that passes make of it; all run on the same inputs.
+
+    Attributes:
+        constants: inputs with known values.
+        latest: the last known state of the graph.
+        inputs: sets of inputs that the first graph accepts; made on first use.
+    """
+
+    constants: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    latest: GraphState | None = None
+    inputs: list[MadeUpInputs] | None = None
+
+    def input_sets(self, program: FrozenProgram) -> list[MadeUpInputs]:
+        """The sets of inputs; raises `UnplayableError` if the graph accepts none."""
+        if self.inputs is None:
+            self.inputs = inputs_for(program, self.constants)
+        return self.inputs
 
 
 # --- Findings about passes and splits -------------------------------------------------------------

@@ -36,135 +36,7 @@ _CENTERS = (1e-3, 0.01, 0.1, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 40.0, 88.
 _LENGTHS = (1.0, 8.0, 88.0, 1e3)
 
 
-# --- What the given inputs are like ---------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Character:
-    """What a program may rely on in one input.
-
-    Attributes:
-        kind: `free` floats, floats with `labels`, `integers`, `booleans`, `other`.
-        keep: restores a property of the given input; None if there is none.
-    """
-
-    kind: str
-    keep: Callable[[Tensor], Tensor] | None = None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether any float may stand there."""
-        return self.kind == "free" and self.keep is None
-
-
-def character_of(tensor: Tensor) -> Character:
-    """What one of the given inputs is like."""
-    if tensor.dtype is torch.bool:
-        return Character("booleans")
-    if tensor.is_floating_point() and not is_number(tensor.dtype):
-        return Character("other")
-    tensor = as_computable(tensor)
-    if not tensor.is_floating_point():
-        is_integer = not tensor.is_complex() and tensor.numel() > 0
-        return Character("integers" if is_integer else "other", _sorting(tensor))
-    if tensor.numel() >= _ENOUGH_ELEMENTS:
-        if len(tensor.unique()) <= _FEW_VALUES:
-            return Character("labels")
-        structure = _structure(tensor)
-        if structure is not None:
-            return Character("free", structure)
-    return Character("free")
-
-
-def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
-    is_row = not tensor.is_complex() and tensor.dim() == 1 and tensor.numel() > 2  # noqa: PLR2004
-    if is_row and bool((tensor[1:] >= tensor[:-1]).all()) and bool((tensor[1:] > tensor[0]).any()):
-        return lambda new: new.sort().values
-    return None
-
-
-def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
-    if tensor.dim() >= 2:  # noqa: PLR2004
-        rows, columns = tensor.shape[-2:]
-        if rows > 1 and columns > 1:
-            for keep in (torch.triu, torch.tril):
-                if torch.equal(keep(tensor), tensor):
-                    return keep
-        if rows == columns > 1 and torch.equal(tensor, tensor.mT):
-            return lambda new: (new + new.mT) / 2 if new.shape[-1] == new.shape[-2] else new
-    sums = tensor.double().sum(-1)
-    is_share = bool((tensor >= 0).all()) and bool(((sums - 1).abs() < _SUM_ERROR).all())
-    if tensor.shape[-1:] and tensor.shape[-1] > 1 and is_share:
-        return lambda new: new.abs() / new.abs().sum(-1, keepdim=True).clamp(min=1e-6)
-    return None
-
-
-# --- Drawing --------------------------------------------------------------------------------------
-
-
-# More values than this are drawn once and repeated: a prime, so that rows of the usual lengths
-# differ.
-_MOST_DRAWN = 1048573
-
-
-def drawn_like(
-    example: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
-) -> Tensor:
-    """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = as_computable(example.detach()).reshape(-1)
-    total = math.prod(shape)
-    count = min(total, _MOST_DRAWN)
-    if pool.numel() == 0:
-        drawn = torch.zeros(shape, dtype=example.dtype)
-        if is_number(example.dtype):
-            drawn = stored_as(torch.randn(shape, generator=generator), example.dtype)
-        return drawn.to(example.device)
-
-    def pick_values() -> Tensor:
-        places = torch.randint(pool.numel(), (count,), generator=generator)
-        return pool[places.to(pool.device)].cpu()
-
-    first = pick_values()
-    if character.kind == "free":
-        second = pick_values()
-        share = torch.rand(count, generator=generator, dtype=torch.float64)
-        wide = first.double() + share * (second.double() - first.double())
-        # What a mask adds stays infinite: between two infinities is no number.
-        wide = torch.where(first.isfinite() & second.isfinite(), wide, first.double())
-        if pool.numel() == 1:
-            wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
-        first = wide.to(pool.dtype)
-    first = first.to(example.device)
-    if total > count:
-        first = first.repeat(-(-total // count))[:total]
-    drawn = first.reshape(shape)
-    return stored_as(drawn if character.keep is None else character.keep(drawn), example.dtype)
-
-
-def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
-    """A tensor without a history: the sides differentiate from their outputs to their inputs only.
-
-    What is computed from a leaf that requires grad, by a clone or a slice, is no leaf.
-    """
-    return (tensor if tensor.is_leaf else tensor.detach()).requires_grad_(requires_grad)
-
-
 # --- Other inputs ---------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class SimilarCase:
-    """Inputs of the same kind.
-
-    Attributes:
-        name: what is special about them, in words.
-        inputs: the arguments.
-        is_uniform: all values of an input are equal: roundings of a sum are alike, and add up.
-    """
-
-    name: str
-    inputs: Inputs
-    is_uniform: bool = False
 
 
 class SimilarInputs:
@@ -496,6 +368,21 @@ class SimilarInputs:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class SimilarCase:
+    """Inputs of the same kind.
+
+    Attributes:
+        name: what is special about them, in words.
+        inputs: the arguments.
+        is_uniform: all values of an input are equal: roundings of a sum are alike, and add up.
+    """
+
+    name: str
+    inputs: Inputs
+    is_uniform: bool = False
+
+
 def _are_same(left: Inputs, right: Inputs) -> bool:
     ours, right_tensors = (dict(input_tensors(side)) for side in (left, right))
     return ours.keys() == right_tensors.keys() and all(
@@ -582,3 +469,115 @@ def _large_integers(tensor: Tensor) -> Tensor:
     steps = torch.arange(tensor.numel(), dtype=tensor.dtype).reshape(tensor.shape) % 7
     large = _LARGE[tensor.dtype] + 1 + 2 * steps
     return large if int(tensor.min()) >= 0 else torch.where(steps % 2 == 0, large, -large)
+
+
+# --- Drawing --------------------------------------------------------------------------------------
+
+# More values than this are drawn once and repeated: a prime, so that rows of the usual lengths
+# differ.
+_MOST_DRAWN = 1048573
+
+
+def drawn_like(
+    example: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
+) -> Tensor:
+    """Other values of the same range and kind; floats lie between two of the given ones."""
+    pool = as_computable(example.detach()).reshape(-1)
+    total = math.prod(shape)
+    count = min(total, _MOST_DRAWN)
+    if pool.numel() == 0:
+        drawn = torch.zeros(shape, dtype=example.dtype)
+        if is_number(example.dtype):
+            drawn = stored_as(torch.randn(shape, generator=generator), example.dtype)
+        return drawn.to(example.device)
+
+    def pick_values() -> Tensor:
+        places = torch.randint(pool.numel(), (count,), generator=generator)
+        return pool[places.to(pool.device)].cpu()
+
+    first = pick_values()
+    if character.kind == "free":
+        second = pick_values()
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        wide = first.double() + share * (second.double() - first.double())
+        # What a mask adds stays infinite: between two infinities is no number.
+        wide = torch.where(first.isfinite() & second.isfinite(), wide, first.double())
+        if pool.numel() == 1:
+            wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
+        first = wide.to(pool.dtype)
+    first = first.to(example.device)
+    if total > count:
+        first = first.repeat(-(-total // count))[:total]
+    drawn = first.reshape(shape)
+    return stored_as(drawn if character.keep is None else character.keep(drawn), example.dtype)
+
+
+def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
+    """A tensor without a history: the sides differentiate from their outputs to their inputs only.
+
+    What is computed from a leaf that requires grad, by a clone or a slice, is no leaf.
+    """
+    return (tensor if tensor.is_leaf else tensor.detach()).requires_grad_(requires_grad)
+
+
+# --- What the given inputs are like ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Character:
+    """What a program may rely on in one input.
+
+    Attributes:
+        kind: `free` floats, floats with `labels`, `integers`, `booleans`, `other`.
+        keep: restores a property of the given input; None if there is none.
+    """
+
+    kind: str
+    keep: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any float may stand there."""
+        return self.kind == "free" and self.keep is None
+
+
+def character_of(tensor: Tensor) -> Character:
+    """What one of the given inputs is like."""
+    if tensor.dtype is torch.bool:
+        return Character("booleans")
+    if tensor.is_floating_point() and not is_number(tensor.dtype):
+        return Character("other")
+    tensor = as_computable(tensor)
+    if not tensor.is_floating_point():
+        is_integer = not tensor.is_complex() and tensor.numel() > 0
+        return Character("integers" if is_integer else "other", _sorting(tensor))
+    if tensor.numel() >= _ENOUGH_ELEMENTS:
+        if len(tensor.unique()) <= _FEW_VALUES:
+            return Character("labels")
+        structure = _structure(tensor)
+        if structure is not None:
+            return Character("free", structure)
+    return Character("free")
+
+
+def _sorting(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+    is_row = not tensor.is_complex() and tensor.dim() == 1 and tensor.numel() > 2  # noqa: PLR2004
+    if is_row and bool((tensor[1:] >= tensor[:-1]).all()) and bool((tensor[1:] > tensor[0]).any()):
+        return lambda new: new.sort().values
+    return None
+
+
+def _structure(tensor: Tensor) -> Callable[[Tensor], Tensor] | None:
+    if tensor.dim() >= 2:  # noqa: PLR2004
+        rows, columns = tensor.shape[-2:]
+        if rows > 1 and columns > 1:
+            for keep in (torch.triu, torch.tril):
+                if torch.equal(keep(tensor), tensor):
+                    return keep
+        if rows == columns > 1 and torch.equal(tensor, tensor.mT):
+            return lambda new: (new + new.mT) / 2 if new.shape[-1] == new.shape[-2] else new
+    sums = tensor.double().sum(-1)
+    is_share = bool((tensor >= 0).all()) and bool(((sums - 1).abs() < _SUM_ERROR).all())
+    if tensor.shape[-1:] and tensor.shape[-1] > 1 and is_share:
+        return lambda new: new.abs() / new.abs().sum(-1, keepdim=True).clamp(min=1e-6)
+    return None

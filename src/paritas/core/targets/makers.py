@@ -53,6 +53,63 @@ CODES: tuple[Callable[[int], tuple[int, ...]], ...] = (
 )
 
 
+# --- One argument by what is known of it ----------------------------------------------------------
+
+
+def maker_by_name(name: str) -> Maker | None:
+    """How to draw an argument without an entry, by the end of its name."""
+    if name.endswith("_ids"):
+        return lambda self: self.words((BATCH, TOKENS))
+    if name.endswith("_id"):
+        return lambda _: torch.zeros(BATCH, 1, dtype=torch.long)
+    if name.endswith("attention_mask"):
+        return lambda _: torch.ones(BATCH, TOKENS, dtype=torch.long)
+    if name.endswith(("_embeds", "embeddings", "hidden", "hidden_states")):
+        return lambda self: torch.randn(BATCH, TOKENS, _width(self))
+    return None
+
+
+def documented_tensor(self: Drawing, name: str, documented: Documented) -> torch.Tensor:
+    """A tensor of the documented shape and kind."""
+    shape = tuple(_documented_size(self, size) for size in documented.sizes)
+    kind = documented.kind or ("long" if name.endswith(("_ids", "mask")) else "float")
+    if "mask" in name:
+        dtype = {"bool": torch.bool, "float": torch.float32}.get(kind, torch.long)
+        return torch.ones(shape, dtype=dtype)
+    if kind == "bool":
+        return torch.rand(shape) < 0.5  # noqa: PLR2004 - as often true as false
+    if kind == "float":
+        return torch.randn(shape)
+    if "position" in name or "timestep" in name:
+        return torch.arange(shape[-1]).expand(shape).contiguous()
+    if name.endswith("_ids") and "type" not in name:
+        return self.words(shape)
+    return torch.randint(0, 2, shape)
+
+
+def _documented_size(self: Drawing, size: str) -> int:
+    total = 1
+    for part in re.split(r"\s*[*x]\s+", size):
+        total *= _documented_factor(self, part.strip())
+    return total
+
+
+def _documented_factor(self: Drawing, size: str) -> int:
+    if size.isdecimal():
+        return int(size)
+    for pattern, maker in _SIZES:
+        if pattern.search(size):
+            return int(maker(self))
+    return self.number(re.sub(r".*\bconfig\.", "", size), default=_UNKNOWN_SIZE)
+
+
+def with_size(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """The tensor with another size along an axis."""
+    if value.is_floating_point():
+        return torch.randn(*value.shape[:axis], size, *value.shape[axis + 1 :])
+    return value.index_select(axis, torch.arange(size) % value.shape[axis])
+
+
 # --- Images and video -----------------------------------------------------------------------------
 
 
@@ -404,12 +461,7 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def with_size(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:
-    """The tensor with another size along an axis."""
-    if value.is_floating_point():
-        return torch.randn(*value.shape[:axis], size, *value.shape[axis + 1 :])
-    return value.index_select(axis, torch.arange(size) % value.shape[axis])
-
+# --- Sizes by the name that the documentation gives them ------------------------------------------
 
 # The sizes that documentation names; other names are settings.
 _SIZES: tuple[tuple[re.Pattern[str], Maker], ...] = (
@@ -428,50 +480,3 @@ _SIZES: tuple[tuple[re.Pattern[str], Maker], ...] = (
     ),
     (re.compile(r"^num_patches$"), lambda self: (_sides(self)[0] // _patch(self)) ** 2),
 )
-
-
-def documented_tensor(self: Drawing, name: str, documented: Documented) -> torch.Tensor:
-    """A tensor of the documented shape and kind."""
-    shape = tuple(_documented_size(self, size) for size in documented.sizes)
-    kind = documented.kind or ("long" if name.endswith(("_ids", "mask")) else "float")
-    if "mask" in name:
-        dtype = {"bool": torch.bool, "float": torch.float32}.get(kind, torch.long)
-        return torch.ones(shape, dtype=dtype)
-    if kind == "bool":
-        return torch.rand(shape) < 0.5  # noqa: PLR2004 - as often true as false
-    if kind == "float":
-        return torch.randn(shape)
-    if "position" in name or "timestep" in name:
-        return torch.arange(shape[-1]).expand(shape).contiguous()
-    if name.endswith("_ids") and "type" not in name:
-        return self.words(shape)
-    return torch.randint(0, 2, shape)
-
-
-def _documented_size(self: Drawing, size: str) -> int:
-    total = 1
-    for part in re.split(r"\s*[*x]\s+", size):
-        total *= _documented_factor(self, part.strip())
-    return total
-
-
-def _documented_factor(self: Drawing, size: str) -> int:
-    if size.isdecimal():
-        return int(size)
-    for pattern, maker in _SIZES:
-        if pattern.search(size):
-            return int(maker(self))
-    return self.number(re.sub(r".*\bconfig\.", "", size), default=_UNKNOWN_SIZE)
-
-
-def maker_by_name(name: str) -> Maker | None:
-    """How to draw an argument without an entry, by the end of its name."""
-    if name.endswith("_ids"):
-        return lambda self: self.words((BATCH, TOKENS))
-    if name.endswith("_id"):
-        return lambda _: torch.zeros(BATCH, 1, dtype=torch.long)
-    if name.endswith("attention_mask"):
-        return lambda _: torch.ones(BATCH, TOKENS, dtype=torch.long)
-    if name.endswith(("_embeds", "embeddings", "hidden", "hidden_states")):
-        return lambda self: torch.randn(BATCH, TOKENS, _width(self))
-    return None

@@ -30,6 +30,176 @@ if TYPE_CHECKING:
     from paritas.core.torch_private.inductor import LoweredGraph
 
 
+# --- Listening to compiled code -------------------------------------------------------------------
+
+Side = Literal["input", "output"]
+
+# Generate one Python function with all kernels of the graph, without caches.
+_PLAIN_OPTIONS = {
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "cpp_wrapper": False,
+    "graph_partition": False,
+    "memory_planning": False,
+}
+
+
+def compile_listening(
+    lowered: LoweredGraph,
+    listener: Callable[[SeenBuffer], None],
+    options: dict[str, Any] | None = None,
+) -> ListeningCode:
+    """Compile a graph again into code that reports every buffer it reads and writes.
+
+    For use while the program runs, like `compile_again`. Fusion and memory reuse are the same as in
+    the graph's own code.
+    """
+    key = f"graph {next(_graph_numbers)}"
+    ear = _BufferListener(listener)
+    _listeners[key] = ear
+    lines = WrapperLines(key)
+    lineage = NodeLineage(lowered.module)
+    with listening_to_passes(lineage), instrumenting(lines):
+        code = compile_again(lowered, {**(options or {}), **_PLAIN_OPTIONS})
+    if lines.wrappers == 0 or lineage.rewritten is None:
+        message = (
+            f"torch {torch.__version__} compiled a graph without showing its code, so the buffers "
+            "of fused code cannot be recorded; use source='fx' instead"
+        )
+        raise UnsupportedTorchError(message)
+    ear.kernels = _describe_kernels(lines, lineage)
+    return ListeningCode(code, ear.kernels, tuple(lines.missed), ear)
+
+
+@dataclasses.dataclass(frozen=True)
+class ListeningCode:
+    """A compiled graph that reports its buffers; call it like any compiled graph.
+
+    Attributes:
+        code: the compiled graph.
+        kernels: the kernels it runs, in order.
+        missed: names of buffers that are used by code that cannot be instrumented.
+        ear: the receiver of the reports, kept alive here.
+    """
+
+    code: Callable[[list[Any]], Sequence[Any]]
+    kernels: tuple[Kernel, ...]
+    missed: tuple[str, ...]
+    ear: _BufferListener
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Run it; the list of arguments is cleared."""
+        return self.code(args)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All buffers that the kernels write, in order."""
+        return tuple(buffer for kernel in self.kernels for buffer in kernel.writes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A tensor in the memory of the compiled code.
+
+    Attributes:
+        name: Inductor's name for it, for example `buf3`; an input of the graph has its own.
+        kernel: the kernel that writes it; "" for an input or a constant.
+        nodes: the graph nodes that its kernel computes for it, in order.
+        exact: the node with exactly its value, None if unknown.
+        reads: names of the buffers that its kernel reads.
+    """
+
+    name: str
+    kernel: str = ""
+    nodes: tuple[str, ...] = ()
+    exact: str | None = None
+    reads: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A call of the compiled code.
+
+    Attributes:
+        name: name of the kernel or operator.
+        nodes: the graph nodes that it computes.
+        reads: the buffers it reads.
+        writes: the buffers it writes.
+        unseen: names of buffers that it wrote and then overwrote itself.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    unseen: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenBuffer:
+    """A tensor just before it is read or after it was written; only valid during the call.
+
+    Attributes:
+        position: its position in the kernel's reads or writes.
+    """
+
+    kernel: Kernel
+    buffer: Buffer
+    side: Side
+    position: int
+    tensor: Tensor
+
+
+class _BufferListener:
+    """Only the compiled callable keeps it alive: generated modules are never freed."""
+
+    def __init__(self, listener: Callable[[SeenBuffer], None]) -> None:
+        self.listener = listener
+        self.kernels: tuple[Kernel, ...] = ()
+
+    def hear(self, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
+        kernel = self.kernels[index]
+        buffers = kernel.reads if side == "input" else kernel.writes
+        for position, (buffer, tensor) in enumerate(zip(buffers, tensors, strict=True)):
+            if isinstance(tensor, torch.Tensor):
+                self.listener(SeenBuffer(kernel, buffer, side, position, tensor))
+
+
+_listeners: weakref.WeakValueDictionary[str, _BufferListener] = weakref.WeakValueDictionary()
+_graph_numbers = itertools.count()
+
+
+def hook(key: str) -> Callable[[int, Side, tuple[Any, ...]], None]:
+    """The function that generated code calls, by the key in the code."""
+    return functools.partial(_pass_to_listener, key)
+
+
+def _pass_to_listener(key: str, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
+    ear = _listeners.get(key)
+    if ear is not None:
+        ear.hear(index, side, tensors)
+
+
+def _describe_kernels(lines: WrapperLines, lineage: NodeLineage) -> tuple[Kernel, ...]:
+    naming = BufferNaming(lineage, lines)
+    given_buffers = {
+        name: Buffer(name, "", (node,), node) for name, node in lineage.input_names().items()
+    }
+    result = []
+    for unit in lines.units:
+        reads = tuple(given_buffers.get(read.name) or Buffer(read.name) for read in unit.reads)
+        names = tuple(buffer.name for buffer in reads)
+        kernel_name = naming.of_kernel(unit)
+        writes = tuple(
+            Buffer(write.name, unit.kernel, standing.nodes, standing.exact, names)
+            for write, standing in zip(unit.writes, naming.name(unit), strict=True)
+        )
+        given_buffers |= {buffer.name: buffer for buffer in writes}
+        unseen = tuple(tensor.name for tensor in unit.unseen)
+        result.append(Kernel(unit.kernel, kernel_name, reads, writes, unseen))
+    return tuple(result)
+
+
 # --- The graph nodes of a buffer ------------------------------------------------------------------
 
 # Inductor rewrites the graph before it creates buffers. Replacements of nodes are recorded as they
@@ -299,173 +469,3 @@ def _has_spec_of(held_tensor: HeldTensor, node: Node) -> bool:
 
 def _describe_sizes(sizes: Any) -> list[str]:
     return [str(getattr(getattr(size, "node", None), "expr", size)) for size in sizes]
-
-
-# --- Listening to compiled code -------------------------------------------------------------------
-
-Side = Literal["input", "output"]
-
-# Generate one Python function with all kernels of the graph, without caches.
-_PLAIN_OPTIONS = {
-    "fx_graph_cache": False,
-    "fx_graph_remote_cache": False,
-    "cpp_wrapper": False,
-    "graph_partition": False,
-    "memory_planning": False,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Buffer:
-    """A tensor in the memory of the compiled code.
-
-    Attributes:
-        name: Inductor's name for it, for example `buf3`; an input of the graph has its own.
-        kernel: the kernel that writes it; "" for an input or a constant.
-        nodes: the graph nodes that its kernel computes for it, in order.
-        exact: the node with exactly its value, None if unknown.
-        reads: names of the buffers that its kernel reads.
-    """
-
-    name: str
-    kernel: str = ""
-    nodes: tuple[str, ...] = ()
-    exact: str | None = None
-    reads: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A call of the compiled code.
-
-    Attributes:
-        name: name of the kernel or operator.
-        nodes: the graph nodes that it computes.
-        reads: the buffers it reads.
-        writes: the buffers it writes.
-        unseen: names of buffers that it wrote and then overwrote itself.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-    unseen: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SeenBuffer:
-    """A tensor just before it is read or after it was written; only valid during the call.
-
-    Attributes:
-        position: its position in the kernel's reads or writes.
-    """
-
-    kernel: Kernel
-    buffer: Buffer
-    side: Side
-    position: int
-    tensor: Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class ListeningCode:
-    """A compiled graph that reports its buffers; call it like any compiled graph.
-
-    Attributes:
-        code: the compiled graph.
-        kernels: the kernels it runs, in order.
-        missed: names of buffers that are used by code that cannot be instrumented.
-        ear: the receiver of the reports, kept alive here.
-    """
-
-    code: Callable[[list[Any]], Sequence[Any]]
-    kernels: tuple[Kernel, ...]
-    missed: tuple[str, ...]
-    ear: _BufferListener
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        """Run it; the list of arguments is cleared."""
-        return self.code(args)
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """All buffers that the kernels write, in order."""
-        return tuple(buffer for kernel in self.kernels for buffer in kernel.writes)
-
-
-class _BufferListener:
-    """Only the compiled callable keeps it alive: generated modules are never freed."""
-
-    def __init__(self, listener: Callable[[SeenBuffer], None]) -> None:
-        self.listener = listener
-        self.kernels: tuple[Kernel, ...] = ()
-
-    def hear(self, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
-        kernel = self.kernels[index]
-        buffers = kernel.reads if side == "input" else kernel.writes
-        for position, (buffer, tensor) in enumerate(zip(buffers, tensors, strict=True)):
-            if isinstance(tensor, torch.Tensor):
-                self.listener(SeenBuffer(kernel, buffer, side, position, tensor))
-
-
-_listeners: weakref.WeakValueDictionary[str, _BufferListener] = weakref.WeakValueDictionary()
-_graph_numbers = itertools.count()
-
-
-def hook(key: str) -> Callable[[int, Side, tuple[Any, ...]], None]:
-    """The function that generated code calls, by the key in the code."""
-    return functools.partial(_pass_to_listener, key)
-
-
-def _pass_to_listener(key: str, index: int, side: Side, tensors: tuple[Any, ...]) -> None:
-    ear = _listeners.get(key)
-    if ear is not None:
-        ear.hear(index, side, tensors)
-
-
-def compile_listening(
-    lowered: LoweredGraph,
-    listener: Callable[[SeenBuffer], None],
-    options: dict[str, Any] | None = None,
-) -> ListeningCode:
-    """Compile a graph again into code that reports every buffer it reads and writes.
-
-    For use while the program runs, like `compile_again`. Fusion and memory reuse are the same as in
-    the graph's own code.
-    """
-    key = f"graph {next(_graph_numbers)}"
-    ear = _BufferListener(listener)
-    _listeners[key] = ear
-    lines = WrapperLines(key)
-    lineage = NodeLineage(lowered.module)
-    with listening_to_passes(lineage), instrumenting(lines):
-        code = compile_again(lowered, {**(options or {}), **_PLAIN_OPTIONS})
-    if lines.wrappers == 0 or lineage.rewritten is None:
-        message = (
-            f"torch {torch.__version__} compiled a graph without showing its code, so the buffers "
-            "of fused code cannot be recorded; use source='fx' instead"
-        )
-        raise UnsupportedTorchError(message)
-    ear.kernels = _describe_kernels(lines, lineage)
-    return ListeningCode(code, ear.kernels, tuple(lines.missed), ear)
-
-
-def _describe_kernels(lines: WrapperLines, lineage: NodeLineage) -> tuple[Kernel, ...]:
-    naming = BufferNaming(lineage, lines)
-    given_buffers = {
-        name: Buffer(name, "", (node,), node) for name, node in lineage.input_names().items()
-    }
-    result = []
-    for unit in lines.units:
-        reads = tuple(given_buffers.get(read.name) or Buffer(read.name) for read in unit.reads)
-        names = tuple(buffer.name for buffer in reads)
-        kernel_name = naming.of_kernel(unit)
-        writes = tuple(
-            Buffer(write.name, unit.kernel, standing.nodes, standing.exact, names)
-            for write, standing in zip(unit.writes, naming.name(unit), strict=True)
-        )
-        given_buffers |= {buffer.name: buffer for buffer in writes}
-        unseen = tuple(tensor.name for tensor in unit.unseen)
-        result.append(Kernel(unit.kernel, kernel_name, reads, writes, unseen))
-    return tuple(result)

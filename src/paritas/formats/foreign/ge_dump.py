@@ -22,13 +22,8 @@ from paritas.formats.foreign.ge_files import (
     spell_name,
 )
 from paritas.formats.foreign.ge_graphs import GeNodes, GeProvenance, graph_label, read_graph
-from paritas.formats.foreign.ge_tensors import (
-    FORMATS,
-    facts_of,
-    read_ge_values,
-    read_min_max,
-    read_table,
-)
+from paritas.formats.foreign.ge_layouts import FORMATS
+from paritas.formats.foreign.ge_tensors import facts_of, read_ge_values, read_min_max, read_table
 
 if TYPE_CHECKING:
     from typing import Any

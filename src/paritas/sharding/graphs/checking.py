@@ -59,292 +59,6 @@ if TYPE_CHECKING:
     from paritas.sharding.rows import RuleProof
 
 
-# --- The ways to split a call: declared, known to the library, discovered -------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class SplitOption:
-    """One way to split a call over a number of ranks.
-
-    Attributes:
-        idx: position of the first tensor that is split; inputs come before outputs.
-        dim: the dimension along which that tensor is split.
-        split: what is split, in the words of the rule.
-        rule: the annotation.
-        even: whether all ranks get parts of equal size.
-    """
-
-    idx: int
-    dim: int
-    split: str
-    rule: str
-    origin: RuleOrigin
-    recipe: Recipe
-    even: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Offer:
-    """The splits of a call that can be checked over a number of ranks.
-
-    Attributes:
-        options: the splits, even ones first.
-        left_out: what could not be split, and why.
-        missing: why a source has no rule.
-        fault: why an annotation of the graph or the user is wrong before anything runs.
-        faulty: where that annotation comes from.
-    """
-
-    options: tuple[SplitOption, ...] = ()
-    left_out: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    fault: str = ""
-    faulty: RuleOrigin = "declared"
-
-
-def annotation_of(
-    name: str, call: OperatorCall, declared: str | Recipe | None, settings: GraphSettings
-) -> Annotation | None:
-    """The rule that says which lengths belong together; None if no rule fits."""
-    if isinstance(declared, Recipe):
-        return None
-    try:
-        if "declared" in _rule_sources(declared, settings) and declared is not None:
-            annotation: Annotation | None = Annotation.parse(declared)
-        else:
-            annotation = annotation_for(name, call.args, call.kwargs)
-        if annotation is not None:
-            annotation.check(call)
-    except (UsageError, RuntimeError):  # a rule may read values, and meta tensors have none
-        return None
-    return annotation
-
-
-def offers(
-    name: str,
-    call: OperatorCall,
-    declared: str | Recipe | None,
-    settings: GraphSettings,
-    ranks: int,
-) -> Offer:
-    """The splits from every requested source, each once, under the first source that has it."""
-    if isinstance(declared, Recipe):
-        return Offer((option_of(declared, call),))
-    option_by_meaning: dict[Any, SplitOption] = {}
-    left_out: list[str] = []
-    missing: list[str] = []
-    for source in _rule_sources(declared, settings):
-        try:
-            if source == "discover":
-                options = list(_discovered_splits(call, ranks, missing))
-            else:
-                rule = _find_rule(source, name, call, declared, missing)
-                options = (
-                    [] if rule is None else list(_annotated_splits(*rule, call, ranks, left_out))
-                )
-        except UsageError as error:
-            if source == "declared":
-                return Offer(fault=str(error))
-            if source == "library" and _is_claimed(name, call):
-                return Offer(fault=str(error), faulty="registered")
-            missing.append(str(error))
-            continue
-        for option in options:
-            option_by_meaning.setdefault(_recipe_meaning(option.recipe, call), option)
-    even_first = sorted(option_by_meaning.values(), key=lambda option: not option.even)
-    return Offer(tuple(even_first), tuple(dict.fromkeys(left_out)), tuple(missing))
-
-
-def _rule_sources(declared: str | None, settings: GraphSettings) -> tuple[str, ...]:
-    if settings.options is None:
-        return ("declared",) if declared is not None else ("library",)
-    if settings.options == "all":
-        return ("declared", "library", "discover")
-    return (settings.options,)
-
-
-def _find_rule(
-    source: str, name: str, call: OperatorCall, declared: str | None, missing: list[str]
-) -> tuple[Annotation, RuleOrigin] | None:
-    if source == "declared":
-        if declared is not None:
-            return Annotation.parse(declared), "declared"
-        missing.append("the graph declares no split for it; try --options library")
-        return None
-    annotation = annotation_of_call(call)
-    if annotation is not None:
-        return annotation, "registered" if _is_claimed(name, call) else "library"
-    missing.append(f"the library has no rule for this call of {name}; try --options discover")
-    return None
-
-
-def _is_claimed(name: str, call: OperatorCall) -> bool:
-    """Whether the user registered the rule: then a rule that does not fit is a failure."""
-    return is_registered(name) or is_registered(call.function)
-
-
-def _annotated_splits(
-    annotation: Annotation, origin: RuleOrigin, call: OperatorCall, ranks: int, left_out: list[str]
-) -> Iterator[SplitOption]:
-    expansion = expand(annotation.signature, call)
-    options = annotation.options(call)
-    for option in options:
-        dims = expansion.operands[option.idx].dims or ()
-        identifier = expansion.first_factor(dims[option.dim]).name
-        try:
-            recipe = annotation.recipe(call, Option(option.idx, option.dim, ranks))
-        except CannotSplitError as error:
-            left_out.append(error.obstacle)
-            continue
-        except UsageError as error:
-            left_out.append(str(error))
-            continue
-        length = expansion.lengths.get(identifier)
-        even = length is None or length % ranks == 0
-        if not even and Partial("avg") in recipe.outputs:
-            left_out.append(
-                f"{identifier} has length {length}: the average of the means of {ranks} unequal "
-                "parts is not the mean of the whole"
-            )
-            continue
-        yield SplitOption(
-            option.idx,
-            option.dim,
-            f"split by {identifier}",
-            annotation.text,
-            origin,
-            recipe,
-            even=even,
-        )
-    if not options:
-        frozen = [f"{name} {reason}" for name, reason in expansion.frozen.items() if name.isalnum()]
-        why = ", ".join(frozen) or "no dimension has a name"
-        left_out.append(f"`{annotation.text}` allows no split: {why}")
-
-
-def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
-    from paritas.sharding.operators.discovery import discover_splits
-
-    right = [
-        discover_split
-        for discover_split in discover_splits(call, ranks)
-        if discover_split.backward is not False
-    ]
-    for discovered in right:
-        rule, words = str(discovered.annotation or ""), discovered.recipe.split_words
-        yield SplitOption(
-            *first_split(discovered.recipe, call), words, rule, "discovered", discovered.recipe
-        )
-    if not right:
-        missing.append(f"running {call.name} over {ranks} ranks found no correct split")
-
-
-def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
-    """A single recipe as an option. Nothing claims that its parts are equal."""
-    words, where = recipe.words or "a recipe", first_split(recipe, call)
-    return SplitOption(*where, recipe.split_words, words, "declared", recipe)
-
-
-def _recipe_meaning(recipe: Recipe, call: OperatorCall) -> Any:
-    """What a recipe does, regardless of its name and of what it says is replicated."""
-    places = [*range(len(call.args)), *call.kwargs]
-    inputs = tuple(recipe.placement(position) for position in places)
-    return inputs, recipe.outputs, frozenset(recipe.numbers)
-
-
-# --- A check in a few figures: losses, gradients, the worst finding -------------------------------
-
-# The largest relative residual at which a gradient counts as a multiple of another.
-_LEFT_OVER = 1e-6
-# How far the factors of several gradients may differ and still be reported as one.
-_NEAR = 1e-4
-_LONGEST = 400
-
-
-def sum_of_results(operator_run: OperatorRun | None) -> float | None:
-    """The sum of all floating-point results; None if there is none or the run failed."""
-    if operator_run is None or operator_run.error is not None:
-        return None
-    sums = [
-        float(value.detach().sum(dtype=torch.float64))
-        for item, value in operator_run.results.items()
-        if item.kind is ItemKind.OUTPUT
-        and isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-    ]
-    return sum(sums) if sums else None
-
-
-def gradient_words(examined: ExaminedRecipe) -> str:
-    """`2 equal; gradient of args[1]: different, 2x`; empty if no gradient was compared."""
-    verdict = examined.verdict
-    findings = [finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENT]
-    overall_findings = [
-        finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENTS
-    ]
-    bad = [finding for finding in findings if not finding.status.passes(strict=True)]
-    words = [f"{len(findings) - len(bad)} equal"] if len(findings) > len(bad) else []
-    for bad_finding in bad:
-        factor = _factor(examined, bad_finding)
-        words.append(f"{bad_finding.path}: {bad_finding.status}{', ' * bool(factor)}{factor}")
-    words += [f"{finding.status}: {finding.reason}" for finding in overall_findings]
-    if not words:
-        runs = () if examined.lifted is None else examined.lifted[0].gradients
-        values = [value for gradients in runs for value in gradients.values()]
-        unused = bool(values) and all(value is None for value in values)
-        return "none: no result depends on the arguments" if unused else ""
-    return "; ".join(words)
-
-
-def _factor(examined: ExaminedRecipe, finding: Finding) -> str:
-    """The multiple that the ranks' gradient is of the unsplit one, for example `2x`."""
-    if examined.lifted is None or finding.status is not Status.DIFFERENT:
-        return ""
-    unsplit_run, split = examined.lifted
-    factors: list[float] = []
-    for gradient, other in zip(unsplit_run.gradients, split.gradients, strict=False):
-        expected, got = gradient.get(finding.item), other.get(finding.item)
-        if expected is None:
-            return ""
-        if got is None:
-            return "no gradient arrives"
-        factor = _multiple(expected, got)
-        if factor is None:
-            return ""
-        factors.append(factor)
-    if not factors or max(factors) - min(factors) > _NEAR * abs(factors[0]):
-        return ""
-    return "no gradient arrives" if factors[0] == 0 else f"{factors[0]:.4g}x"
-
-
-def _multiple(expected: Tensor, got: Tensor) -> float | None:
-    if expected.shape != got.shape or expected.is_complex() or got.is_complex():
-        return None
-    expected, got = expected.double(), got.double()
-    size = float((expected * expected).sum())
-    if not size:
-        return None
-    factor = float((expected * got).sum()) / size
-    residual_norm = float(torch.linalg.vector_norm(got - factor * expected))
-    return factor if residual_norm <= _LEFT_OVER * float(torch.linalg.vector_norm(got)) else None
-
-
-def reason_of(verdict: Verdict) -> str:
-    """Why a verdict does not pass: its worst finding, and how many others there are."""
-    if verdict.passed:
-        return ""
-    if not verdict.failures:
-        return "nothing was compared"
-    worst = verdict.failures[0]
-    parts = [worst.reason or f"is {worst.status}"]
-    if worst.diagnosis is not None and worst.diagnosis.sentence:
-        parts.append(worst.diagnosis.sentence)
-    more = len(verdict.failures) - 1
-    if more:
-        parts.append(f"and {more} more")
-    return f"{worst.path}: {'; '.join(parts)}"[:_LONGEST]
-
-
 # --- The check of one call ------------------------------------------------------------------------
 
 # Any error becomes the result of this call; the rest of the graph is still checked.
@@ -660,3 +374,289 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> dict[str, Any]:
         outcome = CallOutcome.FAILED if wrong else CallOutcome.UNSUPPORTED
     splits_and_notes = {"options": tuple(results), "notes": tuple(notes)}
     return {"outcome": outcome, "reason": reason, **splits_and_notes}
+
+
+# --- The ways to split a call: declared, known to the library, discovered -------------------------
+
+
+def offers(
+    name: str,
+    call: OperatorCall,
+    declared: str | Recipe | None,
+    settings: GraphSettings,
+    ranks: int,
+) -> Offer:
+    """The splits from every requested source, each once, under the first source that has it."""
+    if isinstance(declared, Recipe):
+        return Offer((option_of(declared, call),))
+    option_by_meaning: dict[Any, SplitOption] = {}
+    left_out: list[str] = []
+    missing: list[str] = []
+    for source in _rule_sources(declared, settings):
+        try:
+            if source == "discover":
+                options = list(_discovered_splits(call, ranks, missing))
+            else:
+                rule = _find_rule(source, name, call, declared, missing)
+                options = (
+                    [] if rule is None else list(_annotated_splits(*rule, call, ranks, left_out))
+                )
+        except UsageError as error:
+            if source == "declared":
+                return Offer(fault=str(error))
+            if source == "library" and _is_claimed(name, call):
+                return Offer(fault=str(error), faulty="registered")
+            missing.append(str(error))
+            continue
+        for option in options:
+            option_by_meaning.setdefault(_recipe_meaning(option.recipe, call), option)
+    even_first = sorted(option_by_meaning.values(), key=lambda option: not option.even)
+    return Offer(tuple(even_first), tuple(dict.fromkeys(left_out)), tuple(missing))
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitOption:
+    """One way to split a call over a number of ranks.
+
+    Attributes:
+        idx: position of the first tensor that is split; inputs come before outputs.
+        dim: the dimension along which that tensor is split.
+        split: what is split, in the words of the rule.
+        rule: the annotation.
+        even: whether all ranks get parts of equal size.
+    """
+
+    idx: int
+    dim: int
+    split: str
+    rule: str
+    origin: RuleOrigin
+    recipe: Recipe
+    even: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """The splits of a call that can be checked over a number of ranks.
+
+    Attributes:
+        options: the splits, even ones first.
+        left_out: what could not be split, and why.
+        missing: why a source has no rule.
+        fault: why an annotation of the graph or the user is wrong before anything runs.
+        faulty: where that annotation comes from.
+    """
+
+    options: tuple[SplitOption, ...] = ()
+    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    fault: str = ""
+    faulty: RuleOrigin = "declared"
+
+
+def annotation_of(
+    name: str, call: OperatorCall, declared: str | Recipe | None, settings: GraphSettings
+) -> Annotation | None:
+    """The rule that says which lengths belong together; None if no rule fits."""
+    if isinstance(declared, Recipe):
+        return None
+    try:
+        if "declared" in _rule_sources(declared, settings) and declared is not None:
+            annotation: Annotation | None = Annotation.parse(declared)
+        else:
+            annotation = annotation_for(name, call.args, call.kwargs)
+        if annotation is not None:
+            annotation.check(call)
+    except (UsageError, RuntimeError):  # a rule may read values, and meta tensors have none
+        return None
+    return annotation
+
+
+def _rule_sources(declared: str | None, settings: GraphSettings) -> tuple[str, ...]:
+    if settings.options is None:
+        return ("declared",) if declared is not None else ("library",)
+    if settings.options == "all":
+        return ("declared", "library", "discover")
+    return (settings.options,)
+
+
+def _find_rule(
+    source: str, name: str, call: OperatorCall, declared: str | None, missing: list[str]
+) -> tuple[Annotation, RuleOrigin] | None:
+    if source == "declared":
+        if declared is not None:
+            return Annotation.parse(declared), "declared"
+        missing.append("the graph declares no split for it; try --options library")
+        return None
+    annotation = annotation_of_call(call)
+    if annotation is not None:
+        return annotation, "registered" if _is_claimed(name, call) else "library"
+    missing.append(f"the library has no rule for this call of {name}; try --options discover")
+    return None
+
+
+def _is_claimed(name: str, call: OperatorCall) -> bool:
+    """Whether the user registered the rule: then a rule that does not fit is a failure."""
+    return is_registered(name) or is_registered(call.function)
+
+
+def _annotated_splits(
+    annotation: Annotation, origin: RuleOrigin, call: OperatorCall, ranks: int, left_out: list[str]
+) -> Iterator[SplitOption]:
+    expansion = expand(annotation.signature, call)
+    options = annotation.options(call)
+    for option in options:
+        dims = expansion.operands[option.idx].dims or ()
+        identifier = expansion.first_factor(dims[option.dim]).name
+        try:
+            recipe = annotation.recipe(call, Option(option.idx, option.dim, ranks))
+        except CannotSplitError as error:
+            left_out.append(error.obstacle)
+            continue
+        except UsageError as error:
+            left_out.append(str(error))
+            continue
+        length = expansion.lengths.get(identifier)
+        even = length is None or length % ranks == 0
+        if not even and Partial("avg") in recipe.outputs:
+            left_out.append(
+                f"{identifier} has length {length}: the average of the means of {ranks} unequal "
+                "parts is not the mean of the whole"
+            )
+            continue
+        yield SplitOption(
+            option.idx,
+            option.dim,
+            f"split by {identifier}",
+            annotation.text,
+            origin,
+            recipe,
+            even=even,
+        )
+    if not options:
+        frozen = [f"{name} {reason}" for name, reason in expansion.frozen.items() if name.isalnum()]
+        why = ", ".join(frozen) or "no dimension has a name"
+        left_out.append(f"`{annotation.text}` allows no split: {why}")
+
+
+def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
+    from paritas.sharding.operators.discovery import discover_splits
+
+    right = [
+        discover_split
+        for discover_split in discover_splits(call, ranks)
+        if discover_split.backward is not False
+    ]
+    for discovered in right:
+        rule, words = str(discovered.annotation or ""), discovered.recipe.split_words
+        yield SplitOption(
+            *first_split(discovered.recipe, call), words, rule, "discovered", discovered.recipe
+        )
+    if not right:
+        missing.append(f"running {call.name} over {ranks} ranks found no correct split")
+
+
+def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
+    """A single recipe as an option. Nothing claims that its parts are equal."""
+    words, where = recipe.words or "a recipe", first_split(recipe, call)
+    return SplitOption(*where, recipe.split_words, words, "declared", recipe)
+
+
+def _recipe_meaning(recipe: Recipe, call: OperatorCall) -> Any:
+    """What a recipe does, regardless of its name and of what it says is replicated."""
+    places = [*range(len(call.args)), *call.kwargs]
+    inputs = tuple(recipe.placement(position) for position in places)
+    return inputs, recipe.outputs, frozenset(recipe.numbers)
+
+
+# --- A check in a few figures: losses, gradients, the worst finding -------------------------------
+
+# The largest relative residual at which a gradient counts as a multiple of another.
+_LEFT_OVER = 1e-6
+# How far the factors of several gradients may differ and still be reported as one.
+_NEAR = 1e-4
+_LONGEST = 400
+
+
+def sum_of_results(operator_run: OperatorRun | None) -> float | None:
+    """The sum of all floating-point results; None if there is none or the run failed."""
+    if operator_run is None or operator_run.error is not None:
+        return None
+    sums = [
+        float(value.detach().sum(dtype=torch.float64))
+        for item, value in operator_run.results.items()
+        if item.kind is ItemKind.OUTPUT
+        and isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+    ]
+    return sum(sums) if sums else None
+
+
+def gradient_words(examined: ExaminedRecipe) -> str:
+    """`2 equal; gradient of args[1]: different, 2x`; empty if no gradient was compared."""
+    verdict = examined.verdict
+    findings = [finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENT]
+    overall_findings = [
+        finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENTS
+    ]
+    bad = [finding for finding in findings if not finding.status.passes(strict=True)]
+    words = [f"{len(findings) - len(bad)} equal"] if len(findings) > len(bad) else []
+    for bad_finding in bad:
+        factor = _factor(examined, bad_finding)
+        words.append(f"{bad_finding.path}: {bad_finding.status}{', ' * bool(factor)}{factor}")
+    words += [f"{finding.status}: {finding.reason}" for finding in overall_findings]
+    if not words:
+        runs = () if examined.lifted is None else examined.lifted[0].gradients
+        values = [value for gradients in runs for value in gradients.values()]
+        unused = bool(values) and all(value is None for value in values)
+        return "none: no result depends on the arguments" if unused else ""
+    return "; ".join(words)
+
+
+def _factor(examined: ExaminedRecipe, finding: Finding) -> str:
+    """The multiple that the ranks' gradient is of the unsplit one, for example `2x`."""
+    if examined.lifted is None or finding.status is not Status.DIFFERENT:
+        return ""
+    unsplit_run, split = examined.lifted
+    factors: list[float] = []
+    for gradient, other in zip(unsplit_run.gradients, split.gradients, strict=False):
+        expected, got = gradient.get(finding.item), other.get(finding.item)
+        if expected is None:
+            return ""
+        if got is None:
+            return "no gradient arrives"
+        factor = _multiple(expected, got)
+        if factor is None:
+            return ""
+        factors.append(factor)
+    if not factors or max(factors) - min(factors) > _NEAR * abs(factors[0]):
+        return ""
+    return "no gradient arrives" if factors[0] == 0 else f"{factors[0]:.4g}x"
+
+
+def _multiple(expected: Tensor, got: Tensor) -> float | None:
+    if expected.shape != got.shape or expected.is_complex() or got.is_complex():
+        return None
+    expected, got = expected.double(), got.double()
+    size = float((expected * expected).sum())
+    if not size:
+        return None
+    factor = float((expected * got).sum()) / size
+    residual_norm = float(torch.linalg.vector_norm(got - factor * expected))
+    return factor if residual_norm <= _LEFT_OVER * float(torch.linalg.vector_norm(got)) else None
+
+
+def reason_of(verdict: Verdict) -> str:
+    """Why a verdict does not pass: its worst finding, and how many others there are."""
+    if verdict.passed:
+        return ""
+    if not verdict.failures:
+        return "nothing was compared"
+    worst = verdict.failures[0]
+    parts = [worst.reason or f"is {worst.status}"]
+    if worst.diagnosis is not None and worst.diagnosis.sentence:
+        parts.append(worst.diagnosis.sentence)
+    more = len(verdict.failures) - 1
+    if more:
+        parts.append(f"and {more} more")
+    return f"{worst.path}: {'; '.join(parts)}"[:_LONGEST]

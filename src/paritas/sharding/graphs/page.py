@@ -11,19 +11,8 @@ import msgspec
 
 from paritas.core.reporting.files import write_whole
 from paritas.core.reporting.notebook import NotebookResult
-from paritas.core.reporting.pages import (
-    PageLayout,
-    figure,
-    pack_payload,
-    render_page,
-)
-from paritas.core.reporting.tables import (
-    COLOURS,
-    MOST_IN_CELL,
-    SIGNS,
-    Column,
-    page_table,
-)
+from paritas.core.reporting.pages import PageLayout, figure, pack_payload, render_page
+from paritas.core.reporting.tables import COLOURS, MOST_IN_CELL, SIGNS, Column, page_table
 from paritas.core.reporting.terminal import FINDING_COLUMNS
 from paritas.core.results.findings import Status
 from paritas.core.results.report import spell_nonfinite
@@ -55,209 +44,6 @@ if TYPE_CHECKING:
 
     from paritas.core.results.findings import Finding
     from paritas.sharding.graphs.rows import GraphReport, OperatorResult, OptionResult
-
-
-# --- A graph: rules with the status of each split dimension ---------------------------------------
-
-TokenKind = Literal["split", "whole", "text"]
-
-# A name, or the star that stands for any number of dimensions.
-_NAME = re.compile(r"[^\W\d]\w*\d*|\*")
-_STAR = re.compile(r"\*\d+")
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleToken:
-    """A piece of a rule: a dimension that was split, one that was not, or text between them.
-
-    Attributes:
-        status: the gravest of its splits.
-        hint: its splits in words.
-    """
-
-    text: str
-    kind: TokenKind = "text"
-    status: Status | None = None
-    hint: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawnRule:
-    """A rule as tokens; `loose` are splits whose dimension is not in the rule's text."""
-
-    rule: str
-    origins: tuple[str, ...]
-    tokens: tuple[RuleToken, ...]
-    loose: tuple[RuleToken, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Overview:
-    """Operators with the same name and the same results of their rules.
-
-    Attributes:
-        place: the index of the first one among the operators of the report.
-        calls: their total number of calls.
-        kinds: the number of distinct signatures.
-    """
-
-    operator: str
-    place: int
-    calls: int
-    kinds: int
-    rules: tuple[DrawnRule, ...]
-
-
-def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
-    """Which dimensions of which operator can be split; wrong ones first."""
-    overview_by_rules: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
-    for position, operator in enumerate(operators):
-        if not operator.options:
-            continue
-        rules = drawn_rules(operator.options)
-        alike = (operator.operator, rules)
-        earlier_row = overview_by_rules.get(
-            alike, Overview(operator.operator, position, 0, 0, rules)
-        )
-        overview_by_rules[alike] = dataclasses.replace(
-            earlier_row, calls=earlier_row.calls + len(operator.sites), kinds=earlier_row.kinds + 1
-        )
-    return sorted(overview_by_rules.values(), key=lambda row: -_gravity(row))
-
-
-def _gravity(row: Overview) -> int:
-    # 0 for all that pass, which keeps them in the order of the graph.
-    tokens = [token for rule in row.rules for token in (*rule.tokens, *rule.loose)]
-    grave = [token.status.gravity for token in tokens if token.status and not token.status.passes()]
-    return max(grave, default=0)
-
-
-def drawn_rules(options: Iterable[OptionResult]) -> tuple[DrawnRule, ...]:
-    """Each rule once, in order."""
-    by_rule: dict[str, list[OptionResult]] = {}
-    for option in options:
-        by_rule.setdefault(option.rule, []).append(option)
-    return tuple(_draw_rule(rule, same) for rule, same in by_rule.items())
-
-
-def _draw_rule(rule: str, options: list[OptionResult]) -> DrawnRule:
-    splits: dict[str, list[OptionResult]] = {}
-    for option in options:
-        splits.setdefault(_name(option), []).append(option)
-    tokens = tuple(_tokens(rule, splits))
-    shown = {token.text for token in tokens if token.kind == "split"}
-    loose = [_draw_token(name, same) for name, same in splits.items() if name not in shown]
-    origins = tuple(dict.fromkeys(option.origin for option in options))
-    return DrawnRule(rule, origins, tokens, tuple(loose))
-
-
-def _name(option: OptionResult) -> str:
-    """The name of the split dimension; all dimensions of a star share one."""
-    name = option.identifier or option.split or f"idx {option.idx}, dim {option.dim}"
-    return "*" if _STAR.fullmatch(name) else name
-
-
-def _tokens(rule: str, splits: dict[str, list[OptionResult]]) -> Iterator[RuleToken]:
-    """The tokens of a rule; after a semicolon come arguments, which are text unless split."""
-    end = 0
-    dims = rule.partition(";")[0]
-    for match in _NAME.finditer(rule):
-        name = match.group()
-        if match.start() > end:
-            yield RuleToken(rule[end : match.start()])
-        if name in splits:
-            yield _draw_token(name, splits[name])
-        elif match.start() < len(dims):
-            yield RuleToken(name, "whole", hint="not split")
-        else:
-            yield RuleToken(name)
-        end = match.end()
-    if end < len(rule):
-        yield RuleToken(rule[end:])
-
-
-def _draw_token(name: str, options: list[OptionResult]) -> RuleToken:
-    hints = [
-        f"{option.split} at idx {option.idx}, dim {option.dim}, {option.ranks} ranks: "
-        f"{option.status.value}"
-        for option in options
-    ]
-    worst = max((option.status for option in options), key=lambda status: status.gravity)
-    return RuleToken(name, "split", worst, "\n".join(hints))
-
-
-# --- The operators as data ------------------------------------------------------------------------
-
-# Outcomes as names of classes in a style sheet.
-SLUGS = {outcome: outcome.name.lower() for outcome in CallOutcome}
-
-
-def graph_payload(report: GraphReport) -> dict[str, Any]:
-    """Every operator with its calls, splits and findings."""
-    operators = [_encode_operator(operator, strict=report.strict) for operator in report.operators]
-    return {"operators": spell_nonfinite(operators)}
-
-
-def _encode_operator(operator_result: OperatorResult, *, strict: bool) -> dict[str, Any]:
-    return {
-        "operator": operator_result.operator,
-        "signature": operator_result.signature,
-        "outcome": SLUGS[operator_result.outcome],
-        "reason": operator_result.reason,
-        "notes": operator_result.notes,
-        "script": operator_result.script,
-        "seconds": operator_result.seconds,
-        "sites": [
-            [site.node, site.source, site.code, site.module] for site in operator_result.sites
-        ],
-        "options": [_encode_option(option, strict=strict) for option in operator_result.options],
-        "rules": [
-            {
-                "origins": rule.origins,
-                "tokens": [_encode_token(token) for token in rule.tokens],
-                "loose": [_encode_token(token) for token in rule.loose],
-            }
-            for rule in drawn_rules(operator_result.options)
-        ],
-    }
-
-
-def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
-    return {
-        "words": option_words(option),
-        "rule": option.rule,
-        "origin": option.origin,
-        "ranks": option.ranks,
-        "status": option.status.value,
-        "confirmation": confirmation_words(option),
-        "proof": proof_words(option),
-        "passes": option.status.passes(strict=strict),
-        "reason": option.reason,
-        "whole": option.loss_whole,
-        "split": option.loss_split,
-        "gap": loss_gap(option),
-        "gradients": option.gradients,
-        "seconds": option.seconds,
-        "findings": [_encode_finding(finding) for finding in option.verdict.findings],
-        "not_compared": [*option.verdict.coverage.skipped, *option.verdict.coverage.unmatched],
-    }
-
-
-def _encode_finding(finding: Finding) -> dict[str, Any]:
-    [(_, [item, value, off_by, worst])] = page_table(FINDING_COLUMNS, [finding]).rows
-    return {
-        "status": finding.status.value,
-        "item": item,
-        "value": value,
-        "off_by": off_by,
-        "worst": worst,
-        # The first line repeats the item.
-        "words": [line.strip() for line in finding_lines(finding)[1:]],
-    }
-
-
-def _encode_token(token: RuleToken) -> list[str]:
-    return [token.text, token.kind, token.status.value if token.status else "", token.hint]
 
 
 # --- The page of a checked graph ------------------------------------------------------------------
@@ -380,6 +166,209 @@ def _gap(option: OptionResult) -> str:
 def _link(script: str) -> str:
     """The link to a script beside the page; empty for a name that could lead elsewhere."""
     return script if re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", script, re.ASCII) else ""
+
+
+# --- A graph: rules with the status of each split dimension ---------------------------------------
+
+TokenKind = Literal["split", "whole", "text"]
+
+# A name, or the star that stands for any number of dimensions.
+_NAME = re.compile(r"[^\W\d]\w*\d*|\*")
+_STAR = re.compile(r"\*\d+")
+
+
+def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
+    """Which dimensions of which operator can be split; wrong ones first."""
+    overview_by_rules: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
+    for position, operator in enumerate(operators):
+        if not operator.options:
+            continue
+        rules = drawn_rules(operator.options)
+        alike = (operator.operator, rules)
+        earlier_row = overview_by_rules.get(
+            alike, Overview(operator.operator, position, 0, 0, rules)
+        )
+        overview_by_rules[alike] = dataclasses.replace(
+            earlier_row, calls=earlier_row.calls + len(operator.sites), kinds=earlier_row.kinds + 1
+        )
+    return sorted(overview_by_rules.values(), key=lambda row: -_gravity(row))
+
+
+def drawn_rules(options: Iterable[OptionResult]) -> tuple[DrawnRule, ...]:
+    """Each rule once, in order."""
+    by_rule: dict[str, list[OptionResult]] = {}
+    for option in options:
+        by_rule.setdefault(option.rule, []).append(option)
+    return tuple(_draw_rule(rule, same) for rule, same in by_rule.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleToken:
+    """A piece of a rule: a dimension that was split, one that was not, or text between them.
+
+    Attributes:
+        status: the gravest of its splits.
+        hint: its splits in words.
+    """
+
+    text: str
+    kind: TokenKind = "text"
+    status: Status | None = None
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnRule:
+    """A rule as tokens; `loose` are splits whose dimension is not in the rule's text."""
+
+    rule: str
+    origins: tuple[str, ...]
+    tokens: tuple[RuleToken, ...]
+    loose: tuple[RuleToken, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """Operators with the same name and the same results of their rules.
+
+    Attributes:
+        place: the index of the first one among the operators of the report.
+        calls: their total number of calls.
+        kinds: the number of distinct signatures.
+    """
+
+    operator: str
+    place: int
+    calls: int
+    kinds: int
+    rules: tuple[DrawnRule, ...]
+
+
+def _gravity(row: Overview) -> int:
+    # 0 for all that pass, which keeps them in the order of the graph.
+    tokens = [token for rule in row.rules for token in (*rule.tokens, *rule.loose)]
+    grave = [token.status.gravity for token in tokens if token.status and not token.status.passes()]
+    return max(grave, default=0)
+
+
+def _draw_rule(rule: str, options: list[OptionResult]) -> DrawnRule:
+    splits: dict[str, list[OptionResult]] = {}
+    for option in options:
+        splits.setdefault(_name(option), []).append(option)
+    tokens = tuple(_tokens(rule, splits))
+    shown = {token.text for token in tokens if token.kind == "split"}
+    loose = [_draw_token(name, same) for name, same in splits.items() if name not in shown]
+    origins = tuple(dict.fromkeys(option.origin for option in options))
+    return DrawnRule(rule, origins, tokens, tuple(loose))
+
+
+def _name(option: OptionResult) -> str:
+    """The name of the split dimension; all dimensions of a star share one."""
+    name = option.identifier or option.split or f"idx {option.idx}, dim {option.dim}"
+    return "*" if _STAR.fullmatch(name) else name
+
+
+def _tokens(rule: str, splits: dict[str, list[OptionResult]]) -> Iterator[RuleToken]:
+    """The tokens of a rule; after a semicolon come arguments, which are text unless split."""
+    end = 0
+    dims = rule.partition(";")[0]
+    for match in _NAME.finditer(rule):
+        name = match.group()
+        if match.start() > end:
+            yield RuleToken(rule[end : match.start()])
+        if name in splits:
+            yield _draw_token(name, splits[name])
+        elif match.start() < len(dims):
+            yield RuleToken(name, "whole", hint="not split")
+        else:
+            yield RuleToken(name)
+        end = match.end()
+    if end < len(rule):
+        yield RuleToken(rule[end:])
+
+
+def _draw_token(name: str, options: list[OptionResult]) -> RuleToken:
+    hints = [
+        f"{option.split} at idx {option.idx}, dim {option.dim}, {option.ranks} ranks: "
+        f"{option.status.value}"
+        for option in options
+    ]
+    worst = max((option.status for option in options), key=lambda status: status.gravity)
+    return RuleToken(name, "split", worst, "\n".join(hints))
+
+
+# --- The operators as data ------------------------------------------------------------------------
+
+# Outcomes as names of classes in a style sheet.
+SLUGS = {outcome: outcome.name.lower() for outcome in CallOutcome}
+
+
+def graph_payload(report: GraphReport) -> dict[str, Any]:
+    """Every operator with its calls, splits and findings."""
+    operators = [_encode_operator(operator, strict=report.strict) for operator in report.operators]
+    return {"operators": spell_nonfinite(operators)}
+
+
+def _encode_operator(operator_result: OperatorResult, *, strict: bool) -> dict[str, Any]:
+    return {
+        "operator": operator_result.operator,
+        "signature": operator_result.signature,
+        "outcome": SLUGS[operator_result.outcome],
+        "reason": operator_result.reason,
+        "notes": operator_result.notes,
+        "script": operator_result.script,
+        "seconds": operator_result.seconds,
+        "sites": [
+            [site.node, site.source, site.code, site.module] for site in operator_result.sites
+        ],
+        "options": [_encode_option(option, strict=strict) for option in operator_result.options],
+        "rules": [
+            {
+                "origins": rule.origins,
+                "tokens": [_encode_token(token) for token in rule.tokens],
+                "loose": [_encode_token(token) for token in rule.loose],
+            }
+            for rule in drawn_rules(operator_result.options)
+        ],
+    }
+
+
+def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
+    return {
+        "words": option_words(option),
+        "rule": option.rule,
+        "origin": option.origin,
+        "ranks": option.ranks,
+        "status": option.status.value,
+        "confirmation": confirmation_words(option),
+        "proof": proof_words(option),
+        "passes": option.status.passes(strict=strict),
+        "reason": option.reason,
+        "whole": option.loss_whole,
+        "split": option.loss_split,
+        "gap": loss_gap(option),
+        "gradients": option.gradients,
+        "seconds": option.seconds,
+        "findings": [_encode_finding(finding) for finding in option.verdict.findings],
+        "not_compared": [*option.verdict.coverage.skipped, *option.verdict.coverage.unmatched],
+    }
+
+
+def _encode_finding(finding: Finding) -> dict[str, Any]:
+    [(_, [item, value, off_by, worst])] = page_table(FINDING_COLUMNS, [finding]).rows
+    return {
+        "status": finding.status.value,
+        "item": item,
+        "value": value,
+        "off_by": off_by,
+        "worst": worst,
+        # The first line repeats the item.
+        "words": [line.strip() for line in finding_lines(finding)[1:]],
+    }
+
+
+def _encode_token(token: RuleToken) -> list[str]:
+    return [token.text, token.kind, token.status.value if token.status else "", token.hint]
 
 
 # --- A cell of a notebook -------------------------------------------------------------------------

@@ -14,82 +14,6 @@ if TYPE_CHECKING:
 
     from paritas.core.operators.calls import Place
 
-# --- Tokens ---------------------------------------------------------------------------------------
-
-# A suffix with the name of its reduction is one token, and so is a halo with its numbers.
-_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]| |(?P<wrong>.)")
-
-
-@dataclasses.dataclass(frozen=True)
-class AnnotationToken:
-    """A token and its position; the last one is empty."""
-
-    text: str
-    begin: int
-
-    @property
-    def is_word(self) -> bool:
-        """Whether it is a name or a number."""
-        return self.text.replace("_", "a").isalnum()
-
-
-class Tokens:
-    """The tokens of a text, and a position in them."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = self._cut()
-        self._at = 0
-
-    def _cut(self) -> list[AnnotationToken]:
-        tokens = []
-        for match in _TOKEN.finditer(self._text):
-            token = AnnotationToken(match[0], match.start())
-            if match["wrong"] is not None:
-                self.fail(f"unexpected character `{token.text}`", token)
-            if token.text != " ":
-                tokens.append(token)
-        return [*tokens, AnnotationToken("", len(self._text))]
-
-    def peek(self, ahead: int) -> AnnotationToken:
-        """A token further on."""
-        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
-
-    @property
-    def next(self) -> AnnotationToken:
-        """The next token."""
-        return self.peek(0)
-
-    @property
-    def glued(self) -> bool:
-        """Whether there is no space before the next token."""
-        return self._at > 0 and self._text[self.next.begin - 1] != " "
-
-    def step(self) -> AnnotationToken:
-        """Read the next token."""
-        token = self.next
-        self._at += 1
-        return token
-
-    def take(self, text: str, hint: str) -> None:
-        """Read a required token."""
-        if self.next.text != text:
-            self.fail(f"`{text}` is missing: {hint}")
-        self.step()
-
-    def identifier(self) -> str:
-        """Read a name."""
-        token = self.next
-        if not token.text.isidentifier():
-            what = f"`{token.text}`" if token.text else "the end"
-            self.fail(f"expected a name (letters, digits and `_`, not a digit first), got {what}")
-        return self.step().text
-
-    def fail(self, why: str, token: AnnotationToken | None = None) -> NoReturn:
-        """Raise an error that shows the annotation with a caret under a token, or the next one."""
-        begin = (token or self.next).begin
-        raise UsageError(f"annotation: {why}\n  {self._text}\n  {' ' * begin}^")
-
 
 # --- The parsed form, and its spelling ------------------------------------------------------------
 
@@ -269,6 +193,83 @@ class AnnotationSignature:
         for tensor in self.inputs + self.outputs:
             for dim in tensor.dims or ():
                 yield from dim.factors
+
+
+# --- Tokens ---------------------------------------------------------------------------------------
+
+# A suffix with the name of its reduction is one token, and so is a halo with its numbers.
+_TOKEN = re.compile(r"->|\w+|\+\w*|~\w*(?::\w+)?|[*?/^():;,=!@\[\]]| |(?P<wrong>.)")
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotationToken:
+    """A token and its position; the last one is empty."""
+
+    text: str
+    begin: int
+
+    @property
+    def is_word(self) -> bool:
+        """Whether it is a name or a number."""
+        return self.text.replace("_", "a").isalnum()
+
+
+class Tokens:
+    """The tokens of a text, and a position in them."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._cut()
+        self._at = 0
+
+    def _cut(self) -> list[AnnotationToken]:
+        tokens = []
+        for match in _TOKEN.finditer(self._text):
+            token = AnnotationToken(match[0], match.start())
+            if match["wrong"] is not None:
+                self.fail(f"unexpected character `{token.text}`", token)
+            if token.text != " ":
+                tokens.append(token)
+        return [*tokens, AnnotationToken("", len(self._text))]
+
+    def peek(self, ahead: int) -> AnnotationToken:
+        """A token further on."""
+        return self._tokens[min(self._at + ahead, len(self._tokens) - 1)]
+
+    @property
+    def next(self) -> AnnotationToken:
+        """The next token."""
+        return self.peek(0)
+
+    @property
+    def glued(self) -> bool:
+        """Whether there is no space before the next token."""
+        return self._at > 0 and self._text[self.next.begin - 1] != " "
+
+    def step(self) -> AnnotationToken:
+        """Read the next token."""
+        token = self.next
+        self._at += 1
+        return token
+
+    def take(self, text: str, hint: str) -> None:
+        """Read a required token."""
+        if self.next.text != text:
+            self.fail(f"`{text}` is missing: {hint}")
+        self.step()
+
+    def identifier(self) -> str:
+        """Read a name."""
+        token = self.next
+        if not token.text.isidentifier():
+            what = f"`{token.text}`" if token.text else "the end"
+            self.fail(f"expected a name (letters, digits and `_`, not a digit first), got {what}")
+        return self.step().text
+
+    def fail(self, why: str, token: AnnotationToken | None = None) -> NoReturn:
+        """Raise an error that shows the annotation with a caret under a token, or the next one."""
+        begin = (token or self.next).begin
+        raise UsageError(f"annotation: {why}\n  {self._text}\n  {' ' * begin}^")
 
 
 # --- The parser -----------------------------------------------------------------------------------

@@ -20,13 +20,7 @@ import msgspec
 import torch
 from torch import distributed
 
-from paritas.core.errors import (
-    ParitasError,
-    UsageError,
-    chain_of_causes,
-    first_line,
-    in_one_line,
-)
+from paritas.core.errors import ParitasError, UsageError, chain_of_causes, first_line, in_one_line
 from paritas.core.results.rank_backends import GLOO, RANK_BACKENDS, BackendName
 from paritas.core.time_limit import TimeLimit
 from paritas.core.workers.channel import Channel, ChannelClosedError, wait_for_any
@@ -36,132 +30,6 @@ from paritas.core.workers.worker import Worker, fork_worker, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-
-# --- A process of a pool: join the group, then run one task after the other -----------------------
-
-
-class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rank a process is; `folder` is that of the rendezvous."""
-
-    rank: int
-    ranks: int
-    backend: BackendName
-    folder: str
-
-
-class RankTask(msgspec.Struct, frozen=True):
-    """A function and its payload, pickled: they are the parent's own."""
-
-    content: list[bytes]
-
-
-class RankReply(msgspec.Struct, frozen=True):
-    """What the function returned, pickled, or what it raised, in words."""
-
-    value: list[bytes] | None = None
-    error: str | None = None
-
-
-# The state of a large model is a long message; MessagePack has no bytes of 4 GiB or more.
-_MOST_BYTES = 1 << 62
-_PART_BYTES = 1 << 30
-
-
-def _pickle_in_parts(value: Any) -> list[bytes]:
-    content = memoryview(pickle.dumps(value))
-    return [bytes(content[i : i + _PART_BYTES]) for i in range(0, len(content), _PART_BYTES)]
-
-
-def _unpickle_parts(parts: list[bytes]) -> Any:
-    return pickle.loads(b"".join(parts))  # noqa: S301  (from our own processes)
-
-
-# The parent's timeout ends a task. This one applies if the parent is gone.
-_COLLECTIVE_SECONDS = 1800
-
-
-def prepare_rank(settings: bytes, *, forks: bool) -> Callable[[Channel], None]:  # noqa: ARG001  (no server starts ranks)
-    """What the process of a rank does: join the group, and work until the channel closes."""
-    seat = msgspec.json.decode(settings, type=RankSeat)
-
-    def work(channel: Channel) -> None:
-        # A forked child inherits its parent's garbage. Finalizers would run here a second time, and
-        # may wait for locks that threads of the parent hold.
-        gc.freeze()
-        faulthandler.disable()  # what is printed last is shown
-        # A forked child does not have the threads of its parent's pool, and ranks share the cores.
-        torch.set_num_threads(1)
-        # The fork may have happened under no_grad.
-        torch.set_grad_enabled(True)
-        try:
-            _join_group(seat)
-        except Exception as error:  # noqa: BLE001  (the parent reports it)
-            channel.send(RankReply(error=in_one_line(error, 300)))
-            return
-        channel.send(RankReply())
-        while True:
-            channel.send(_run_task(seat, channel.receive(RankTask, most_bytes=_MOST_BYTES)))
-
-    return work
-
-
-def _run_task(seat: RankSeat, task: RankTask) -> RankReply:
-    try:
-        function, payload = _unpickle_parts(task.content)
-        return RankReply(_pickle_in_parts(function(seat.rank, seat.ranks, payload)))
-    except Exception as error:  # noqa: BLE001  (the parent reports it)
-        so_far = getattr(error, "so_far", None)
-        value = None if so_far is None else _pickle_in_parts(so_far)
-        return RankReply(value, in_one_line(error, 300))
-
-
-def _join_group(seat: RankSeat) -> None:
-    # All ranks are on this machine, and the loopback needs neither name resolution nor a network.
-    if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = RANK_BACKENDS[seat.backend]
-    if backend.needs_own_device:
-        torch.cuda.set_device(seat.rank)
-    store: Any = distributed.FileStore(  # type: ignore[attr-defined]
-        str(Path(seat.folder) / "rendezvous"), seat.ranks
-    )
-    distributed.init_process_group(
-        backend.group,
-        store=store,
-        rank=seat.rank,
-        world_size=seat.ranks,
-        timeout=dt.timedelta(seconds=_COLLECTIVE_SECONDS),
-    )
-
-
-# --- Starting the process of a rank, by fork or as a new interpreter ------------------------------
-
-
-def start_method() -> str:
-    """`fork` if that is safe, otherwise `anew`."""
-    alone = threading.active_count() == 1
-    # With an accelerator autograd has its own threads, and refuses to work in a forked process.
-    still = not torch.accelerator.is_available() and not torch.distributed.is_initialized()
-    return "fork" if sys.platform == "linux" and alone and still else "anew"
-
-
-def _start_rank(method: str, seat: RankSeat) -> Worker:
-    """Start one rank.
-
-    Raises:
-        UsageError: this system does not support the method.
-    """
-    program = Program(
-        name=f"{__name__}:{prepare_rank.__name__}", settings=msgspec.json.encode(seat)
-    )
-    if method == "fork":
-        return fork_worker(program)
-    if method != "anew" or sys.platform == "win32":
-        raise UsageError(f"ranks cannot be started by {method!r} on {sys.platform}")
-    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
-    return start_worker(program, environment_here(paths), outlives=True)
 
 
 # --- The pool -------------------------------------------------------------------------------------
@@ -416,3 +284,129 @@ def _pack_task(task: Any, payload: Any) -> RankTask:
 def _tail(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
     return " | ".join(lines[-_LINES_SHOWN:])[:400]
+
+
+# --- A process of a pool: join the group, then run one task after the other -----------------------
+
+
+class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank a process is; `folder` is that of the rendezvous."""
+
+    rank: int
+    ranks: int
+    backend: BackendName
+    folder: str
+
+
+class RankTask(msgspec.Struct, frozen=True):
+    """A function and its payload, pickled: they are the parent's own."""
+
+    content: list[bytes]
+
+
+class RankReply(msgspec.Struct, frozen=True):
+    """What the function returned, pickled, or what it raised, in words."""
+
+    value: list[bytes] | None = None
+    error: str | None = None
+
+
+# The state of a large model is a long message; MessagePack has no bytes of 4 GiB or more.
+_MOST_BYTES = 1 << 62
+_PART_BYTES = 1 << 30
+
+
+def _pickle_in_parts(value: Any) -> list[bytes]:
+    content = memoryview(pickle.dumps(value))
+    return [bytes(content[i : i + _PART_BYTES]) for i in range(0, len(content), _PART_BYTES)]
+
+
+def _unpickle_parts(parts: list[bytes]) -> Any:
+    return pickle.loads(b"".join(parts))  # noqa: S301  (from our own processes)
+
+
+# The parent's timeout ends a task. This one applies if the parent is gone.
+_COLLECTIVE_SECONDS = 1800
+
+
+def prepare_rank(settings: bytes, *, forks: bool) -> Callable[[Channel], None]:  # noqa: ARG001  (no server starts ranks)
+    """What the process of a rank does: join the group, and work until the channel closes."""
+    seat = msgspec.json.decode(settings, type=RankSeat)
+
+    def work(channel: Channel) -> None:
+        # A forked child inherits its parent's garbage. Finalizers would run here a second time, and
+        # may wait for locks that threads of the parent hold.
+        gc.freeze()
+        faulthandler.disable()  # what is printed last is shown
+        # A forked child does not have the threads of its parent's pool, and ranks share the cores.
+        torch.set_num_threads(1)
+        # The fork may have happened under no_grad.
+        torch.set_grad_enabled(True)
+        try:
+            _join_group(seat)
+        except Exception as error:  # noqa: BLE001  (the parent reports it)
+            channel.send(RankReply(error=in_one_line(error, 300)))
+            return
+        channel.send(RankReply())
+        while True:
+            channel.send(_run_task(seat, channel.receive(RankTask, most_bytes=_MOST_BYTES)))
+
+    return work
+
+
+def _run_task(seat: RankSeat, task: RankTask) -> RankReply:
+    try:
+        function, payload = _unpickle_parts(task.content)
+        return RankReply(_pickle_in_parts(function(seat.rank, seat.ranks, payload)))
+    except Exception as error:  # noqa: BLE001  (the parent reports it)
+        so_far = getattr(error, "so_far", None)
+        value = None if so_far is None else _pickle_in_parts(so_far)
+        return RankReply(value, in_one_line(error, 300))
+
+
+def _join_group(seat: RankSeat) -> None:
+    # All ranks are on this machine, and the loopback needs neither name resolution nor a network.
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    backend = RANK_BACKENDS[seat.backend]
+    if backend.needs_own_device:
+        torch.cuda.set_device(seat.rank)
+    store: Any = distributed.FileStore(  # type: ignore[attr-defined]
+        str(Path(seat.folder) / "rendezvous"), seat.ranks
+    )
+    distributed.init_process_group(
+        backend.group,
+        store=store,
+        rank=seat.rank,
+        world_size=seat.ranks,
+        timeout=dt.timedelta(seconds=_COLLECTIVE_SECONDS),
+    )
+
+
+# --- Starting the process of a rank, by fork or as a new interpreter ------------------------------
+
+
+def start_method() -> str:
+    """`fork` if that is safe, otherwise `anew`."""
+    alone = threading.active_count() == 1
+    # With an accelerator autograd has its own threads, and refuses to work in a forked process.
+    still = not torch.accelerator.is_available() and not torch.distributed.is_initialized()
+    return "fork" if sys.platform == "linux" and alone and still else "anew"
+
+
+def _start_rank(method: str, seat: RankSeat) -> Worker:
+    """Start one rank.
+
+    Raises:
+        UsageError: this system does not support the method.
+    """
+    program = Program(
+        name=f"{__name__}:{prepare_rank.__name__}", settings=msgspec.json.encode(seat)
+    )
+    if method == "fork":
+        return fork_worker(program)
+    if method != "anew" or sys.platform == "win32":
+        raise UsageError(f"ranks cannot be started by {method!r} on {sys.platform}")
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
+    return start_worker(program, environment_here(paths), outlives=True)

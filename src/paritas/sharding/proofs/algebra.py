@@ -34,6 +34,112 @@ RANKS = "R"
 _MOST_BINDERS = 6
 
 
+# --- Terms brought to their normal form -----------------------------------------------------------
+
+
+class Side(NamedTuple):
+    """One side of a split: the whole, or what a rank computes.
+
+    Attributes:
+        sizes: what the symbols of sizes and numbers stand for.
+        read: the value of an element of an argument.
+        draw: the value of an element of a random tensor.
+        tile: an index over a size that is split, as the index of a rank and one within its part;
+            None if the size is not split or the side is a rank.
+    """
+
+    sizes: Mapping[Atom, Poly]
+    read: Callable[[str, tuple[Poly, ...]], Normal]
+    draw: Callable[[str, tuple[Poly, ...], tuple[Poly, ...]], Normal]
+    tile: Callable[[str, Poly], tuple[tuple[Binder, ...], Poly] | None]
+
+
+class Normaliser:
+    """Brings the terms of one side to their normal form."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._count = itertools.count()
+
+    def index(self, poly: Poly, env: Mapping[Atom, Poly], ranges: Ranges) -> Poly:
+        """An index or a size on this side."""
+        return indices.replace(poly, {**self._side.sizes, **env}, ranges)
+
+    def normal(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
+        """The normal form of a term whose free indices stand for these expressions."""
+        kind = term[0]
+        if kind == "num":
+            return number(Fraction(term[1]))
+        if kind == "int":
+            return of_index(self.index(term[1], env, ranges))
+        if kind in ("add", "mul", "inv", "fn"):
+            return self._arithmetic(term, env, ranges)
+        if kind == "read":
+            return self._side.read(term[1], self._places(term[2], env, ranges))
+        if kind == "draw":
+            return self._side.draw(term[1], term[2], self._places(term[3], env, ranges))
+        if kind == "fun":
+            return self._function(term, env, ranges)
+        return self._reduction(term, env, ranges)
+
+    def _arithmetic(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
+        kind = term[0]
+        parts = (term[1],) if kind == "inv" else term[-1]
+        values = tuple(self.normal(part, env, ranges) for part in parts)
+        if kind == "add":
+            return total(*values)
+        if kind == "mul":
+            return functools.reduce(product, values, number(1))
+        return inverse(values[0]) if kind == "inv" else factor(("fn", term[1], values))
+
+    def _places(
+        self, places: tuple[Poly, ...], env: Mapping[Atom, Poly], ranges: Ranges
+    ) -> tuple[Poly, ...]:
+        return tuple(self.index(position, env, ranges) for position in places)
+
+    def fresh(self) -> str:
+        """A new name of an index."""
+        return f"%k{next(self._count)}"
+
+    def _reduction(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
+        kind, name, size, body = term
+        length = self.index(size, env, ranges)
+        if length == ONE:
+            return self.normal(body, {**env, name: ZERO}, ranges)
+        fresh = self.fresh()
+        untiled: tuple[tuple[Binder, ...], Poly] = (((fresh, length),), symbol(fresh))
+        binders, at = self._side.tile(fresh, length) or untiled
+        inner = self.normal(body, {**env, name: at}, {**ranges, **dict(binders)})
+        if kind == "sum":
+            return sum_over(binders, inner)
+        return reduce_over(kind, binders, inner)
+
+    def _function(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
+        _, name, arrays, places = term
+        normal_arrays = []
+        for binders, body in arrays:
+            inner_env, inner_ranges, fresh = dict(env), dict(ranges), []
+            for binder_name, size in binders:
+                new = self.fresh()
+                length = self.index(size, env, ranges)
+                inner_env[binder_name], inner_ranges[new] = symbol(new), length
+                fresh.append((new, length))
+            normal_arrays.append(array(tuple(fresh), self.normal(body, inner_env, inner_ranges)))
+        return factor(("fun", name, tuple(normal_arrays), self._places(places, env, ranges)))
+
+
+def sum_over(binders: tuple[Binder, ...], body: Normal) -> Normal:
+    """The sum over indices."""
+    out = []
+    for (inner, factors), coefficient in body:
+        by = {name: symbol(name + "'") for name, _ in inner}
+        ((((inner_binders, renamed), scale)),) = _uncanonical((inner, factors), by)
+        out.append(
+            _scale_terms(canonical((*binders, *inner_binders), renamed), coefficient * scale)
+        )
+    return total(*out)
+
+
 # --- Normal forms ---------------------------------------------------------------------------------
 
 
@@ -338,109 +444,3 @@ def array(binders: tuple[Binder, ...], body: Normal) -> tuple[tuple[Binder, ...]
     level = _level(binders, body)
     by = {name: symbol(f"%{level}.{at}") for at, (name, _) in enumerate(binders)}
     return tuple(_replace_in_binder(binder, by) for binder in binders), replace_in(body, by)
-
-
-# --- Terms brought to their normal form -----------------------------------------------------------
-
-
-class Side(NamedTuple):
-    """One side of a split: the whole, or what a rank computes.
-
-    Attributes:
-        sizes: what the symbols of sizes and numbers stand for.
-        read: the value of an element of an argument.
-        draw: the value of an element of a random tensor.
-        tile: an index over a size that is split, as the index of a rank and one within its part;
-            None if the size is not split or the side is a rank.
-    """
-
-    sizes: Mapping[Atom, Poly]
-    read: Callable[[str, tuple[Poly, ...]], Normal]
-    draw: Callable[[str, tuple[Poly, ...], tuple[Poly, ...]], Normal]
-    tile: Callable[[str, Poly], tuple[tuple[Binder, ...], Poly] | None]
-
-
-class Normaliser:
-    """Brings the terms of one side to their normal form."""
-
-    def __init__(self, side: Side) -> None:
-        self._side = side
-        self._count = itertools.count()
-
-    def index(self, poly: Poly, env: Mapping[Atom, Poly], ranges: Ranges) -> Poly:
-        """An index or a size on this side."""
-        return indices.replace(poly, {**self._side.sizes, **env}, ranges)
-
-    def normal(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
-        """The normal form of a term whose free indices stand for these expressions."""
-        kind = term[0]
-        if kind == "num":
-            return number(Fraction(term[1]))
-        if kind == "int":
-            return of_index(self.index(term[1], env, ranges))
-        if kind in ("add", "mul", "inv", "fn"):
-            return self._arithmetic(term, env, ranges)
-        if kind == "read":
-            return self._side.read(term[1], self._places(term[2], env, ranges))
-        if kind == "draw":
-            return self._side.draw(term[1], term[2], self._places(term[3], env, ranges))
-        if kind == "fun":
-            return self._function(term, env, ranges)
-        return self._reduction(term, env, ranges)
-
-    def _arithmetic(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
-        kind = term[0]
-        parts = (term[1],) if kind == "inv" else term[-1]
-        values = tuple(self.normal(part, env, ranges) for part in parts)
-        if kind == "add":
-            return total(*values)
-        if kind == "mul":
-            return functools.reduce(product, values, number(1))
-        return inverse(values[0]) if kind == "inv" else factor(("fn", term[1], values))
-
-    def _places(
-        self, places: tuple[Poly, ...], env: Mapping[Atom, Poly], ranges: Ranges
-    ) -> tuple[Poly, ...]:
-        return tuple(self.index(position, env, ranges) for position in places)
-
-    def fresh(self) -> str:
-        """A new name of an index."""
-        return f"%k{next(self._count)}"
-
-    def _reduction(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
-        kind, name, size, body = term
-        length = self.index(size, env, ranges)
-        if length == ONE:
-            return self.normal(body, {**env, name: ZERO}, ranges)
-        fresh = self.fresh()
-        untiled: tuple[tuple[Binder, ...], Poly] = (((fresh, length),), symbol(fresh))
-        binders, at = self._side.tile(fresh, length) or untiled
-        inner = self.normal(body, {**env, name: at}, {**ranges, **dict(binders)})
-        if kind == "sum":
-            return sum_over(binders, inner)
-        return reduce_over(kind, binders, inner)
-
-    def _function(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
-        _, name, arrays, places = term
-        normal_arrays = []
-        for binders, body in arrays:
-            inner_env, inner_ranges, fresh = dict(env), dict(ranges), []
-            for binder_name, size in binders:
-                new = self.fresh()
-                length = self.index(size, env, ranges)
-                inner_env[binder_name], inner_ranges[new] = symbol(new), length
-                fresh.append((new, length))
-            normal_arrays.append(array(tuple(fresh), self.normal(body, inner_env, inner_ranges)))
-        return factor(("fun", name, tuple(normal_arrays), self._places(places, env, ranges)))
-
-
-def sum_over(binders: tuple[Binder, ...], body: Normal) -> Normal:
-    """The sum over indices."""
-    out = []
-    for (inner, factors), coefficient in body:
-        by = {name: symbol(name + "'") for name, _ in inner}
-        ((((inner_binders, renamed), scale)),) = _uncanonical((inner, factors), by)
-        out.append(
-            _scale_terms(canonical((*binders, *inner_binders), renamed), coefficient * scale)
-        )
-    return total(*out)

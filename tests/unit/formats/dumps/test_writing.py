@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from paritas.core.errors import ParitasError, UsageError
-from paritas.formats.dumps import writing
+from paritas.formats.dumps import volumes
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.dumps.writing import DumpWriter
 from paritas.formats.files.records import Entry, Header, run_identity
@@ -185,7 +185,7 @@ def test_half_an_index_line_is_taken_back(tmp_path, monkeypatch):
         file.write(bytes(data)[: whole // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing, "write_whole", full)
+    monkeypatch.setattr(volumes, "write_whole", full)
     with pytest.raises(ParitasError, match="No space left"):
         writer.add(entry_of(torch.zeros(4), sequence=1))
     monkeypatch.undo()

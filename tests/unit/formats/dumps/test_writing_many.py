@@ -12,7 +12,8 @@ from safetensors import safe_open
 from paritas.core.errors import ParitasError
 from paritas.formats.dumps import writing
 from paritas.formats.dumps.reading import Dump
-from paritas.formats.dumps.writing import DumpWriter, Volume
+from paritas.formats.dumps.volumes import Volume
+from paritas.formats.dumps.writing import DumpWriter
 from paritas.formats.files import safetensors_files
 from paritas.formats.files.records import Entry, Header, Site, TensorFacts
 from paritas.formats.files.tensor_bytes import digest

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paritas.core.errors import UsageError
+from paritas.formats.foreign.ge_graph_text import NodeFacts, ValueFacts, original_graph_text
 from paritas.formats.foreign.ge_graphs import (
     GeNodes,
     GeOp,
@@ -16,7 +17,6 @@ from paritas.formats.foreign.ge_graphs import (
     fx_node,
     read_graph,
 )
-from paritas.formats.foreign.ge_writing import NodeFacts, ValueFacts, original_graph_text
 from unit.formats.foreign.ge_graph_texts import graph_text, op_text
 
 FIXTURES = Path(__file__).parents[5] / "shared" / "fixtures" / "ascend" / "ge_graph_text"

@@ -10,7 +10,7 @@ import torch
 from paritas.core.errors import ParitasError
 from paritas.formats.files.records import TensorFacts
 from paritas.formats.files.tensor_bytes import as_stored
-from paritas.formats.foreign.npy_tree import (
+from paritas.formats.foreign.npy_files import (
     array_of,
     array_of_value,
     read_array,

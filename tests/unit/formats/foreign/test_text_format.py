@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.formats.foreign.ge_graphs import parse_text
+from paritas.formats.foreign.text_messages import parse_text
 
 
 class Heard:

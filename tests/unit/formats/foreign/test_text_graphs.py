@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paritas.formats.foreign.ge_writing import (
+from paritas.formats.foreign.ge_graph_text import (
     FusedFacts,
     NodeFacts,
     ValueFacts,

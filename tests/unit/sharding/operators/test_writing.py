@@ -12,7 +12,7 @@ from paritas.core.operators.calls import OperatorCall, Place
 from paritas.core.placement.placement import Divided, Group, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.annotation import Annotation
-from paritas.sharding.operators.discovery import annotation_text
+from paritas.sharding.operators.recipe_annotations import annotation_text
 
 Shape = tuple[int, ...]
 

@@ -6,7 +6,7 @@ import torch
 from drawing import normal64
 from paritas.core.numerics.gates import Near
 from paritas.core.placement.rank_pieces import RankPiece
-from paritas.sharding.plans.causes import WatchedStep, locate_forward
+from paritas.sharding.plans.locating import WatchedStep, locate_forward
 from paritas.sharding.plans.plan import make_program
 from paritas.sharding.plans.relating import Relation, relate
 from paritas.sharding.plans.traces import ModuleCall, StepTrace

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from paritas.core.placement.rank_pieces import RankPiece
-from paritas.sharding.plans.causes import LOSS_MODULE, WatchedStep, locate_backward, own_share
+from paritas.sharding.plans.locating import LOSS_MODULE, WatchedStep, locate_backward, own_share
 from paritas.sharding.plans.plan import make_program
 from paritas.sharding.plans.traces import INPUT_SIDE, OUTPUT_SIDE, ModuleCall, StepTrace, ValuePlace
 

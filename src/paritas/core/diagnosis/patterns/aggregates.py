@@ -45,6 +45,210 @@ _SAME = 1e-5
 _FEW_RESULTS = 8
 
 
+# --- What the candidate has in another place ------------------------------------------------------
+
+
+def aggregate_variations(
+    case: Case, operands: Sequence[Tensor]
+) -> tuple[int, list[tuple[int, int, Variation]]]:
+    """How many forms were tried, and those that give the candidate, the nearest to the right one.
+
+    With each how many parts differ, and that no number was solved for.
+
+    Args:
+        operands: the floating-point tensors that the value is computed of.
+    """
+    tensors = [operand for operand in operands if operand.numel() > 1]
+    if not 1 <= len(tensors) <= 2 or sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS:  # noqa: PLR2004
+        return 0, []
+    if not bool(case.both_finite.all()) or not case.is_beyond_noise or case.is_exact:
+        return 0, []
+    try:
+        wide = torch.broadcast_tensors(*map(widen, tensors))
+    except RuntimeError:
+        return 0, []
+    tried = 0
+    for lines in _layouts(tuple(wide[0].shape), case.shape, pairs=len(wide) > 1):
+        search = _all_forms(lines, wide, case)
+        tried += len(search.forms)
+        if search.own is not None:
+            return tried, _differing(search, search.own, lines, tensors)
+    return tried, []
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """How operands are laid out as lines, and a result in the reference's shape."""
+
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+    keeps: bool
+
+    def of(self, x: Tensor) -> Tensor:
+        """All lines of a tensor."""
+        x = x.movedim(self.dims, tuple(range(-len(self.dims), 0)))
+        return x.reshape(-1, math.prod(self.shape[dim] for dim in self.dims))
+
+    def back(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A result in its shape."""
+        if not self.keeps:
+            return value.reshape(shape)
+        rest = [size for axis, size in enumerate(self.shape) if axis not in self.dims]
+        moved = value.reshape(*rest, *(self.shape[dim] for dim in self.dims))
+        return moved.movedim(tuple(range(-len(self.dims), 0)), self.dims)
+
+
+def _layouts(shape: tuple[int, ...], result: tuple[int, ...], *, pairs: bool) -> Iterator[Lines]:
+    """The axes that the lines may be along, by the shape of the result; the last axis first."""
+    rank = len(shape)
+    if rank > _MOST_RANK or not rank:
+        return
+    if shape == result:
+        for axis in reversed(range(rank)):
+            if shape[axis] > 1 and not pairs:
+                yield Lines(shape, (axis,), keeps=True)
+        return
+    for count in range(1, rank + 1):
+        for dims in itertools.combinations(reversed(range(rank)), count):
+            rest = tuple(size for axis, size in enumerate(shape) if axis not in dims)
+            shape_kept = tuple(1 if axis in dims else size for axis, size in enumerate(shape))
+            if result in (rest, shape_kept) and math.prod(shape[dim] for dim in dims) > 1:
+                yield Lines(shape, tuple(sorted(dims)), keeps=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """All forms of some lines, and the values that these lines have.
+
+    Attributes:
+        own: the reference's own form.
+    """
+
+    forms: list[Form]
+    values: Tensor
+    sample: Sample
+    own: Form | None
+
+
+def _all_forms(lines: Lines, wide: Sequence[Tensor], case: Case) -> _Search:
+    laid = [lines.of(tensor) for tensor in wide]
+    step = max(1, -(-laid[0].numel() // _ALL_LINES))
+    some = [tensor[::step] for tensor in laid]
+    if len(some) > 1:
+        forms_found = _similarities(some[0], some[1])
+    elif lines.keeps:
+        forms_found = itertools.chain(_quotients(some[0]), _chains(some[0], _RUNNING))
+    else:
+        forms_found = _reductions(some[0])
+    right, candidate, noise = (
+        (lines.of(tensor) if lines.keeps else tensor.flatten())[::step].flatten()
+        for tensor in (case.right, case.given, case.allowed)
+    )
+    forms, values = [], []
+    for form, value in forms_found:
+        if step == 1 or form.parts[1] not in _OF_OTHERS:
+            forms.append(form)
+            values.append(value.flatten())
+    stacked = torch.stack(values)
+    limit = _SAME * right.abs().max()
+    first = stacked[:, : max(1, len(right) // 8)]
+    # Most forms are another value in their first elements.
+    near = ((first - right[: first.shape[1]]).abs().amax(-1) <= limit).nonzero().flatten()
+    fits = near[(stacked[near] - right).abs().amax(-1) <= limit].tolist()
+    own_form = min((forms[fit] for fit in fits), key=_simplicity, default=None)
+    return _Search(forms, stacked, Sample(candidate, noise), own_form)
+
+
+def _simplicity(form: Form) -> int:
+    return sum(map(len, form.parts))
+
+
+def _differing(
+    search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
+) -> list[tuple[int, int, Variation]]:
+    is_few = len(search.sample.given.unique()) < _FEW_RESULTS
+    variations = []
+    for position in search.sample.fits(search.values).nonzero().flatten().tolist():
+        form = search.forms[position]
+        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
+        if differ and not (is_few and differ > 1):
+            sentence = f"{form.said} instead of {right.said}"
+            change = _Change(lines, tuple(tensors), form)
+            variations.append(
+                (differ, _simplicity(form), Variation(_kind(form, right), sentence, change))
+            )
+    variations.sort(key=lambda variation: variation[:2])
+    if variations or is_few:
+        return [(differ, 0, variation) for differ, _, variation in variations[:_MOST_TRIED]]
+    return _find_scaled_forms(search, right, lines, tensors)
+
+
+# A factor that was solved for must be so short.
+_DIGITS = (1, 2)
+
+
+def _find_scaled_forms(
+    search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
+) -> list[tuple[int, int, Variation]]:
+    """Forms with one part that differs, and a short factor."""
+    values, sampled_values = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
+    factors = (values * sampled_values).sum(-1) / values.square().sum(-1)
+    variations = []
+    for position in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
+        form, factor = search.forms[position], float(factors[position])
+        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
+        if not differ:
+            return []  # a factor on the right value has a kind of its own
+        for digits in _DIGITS:
+            for short in (float(f"{factor:.{digits}g}"), 1 / float(f"{1 / factor:.{digits}g}")):
+                if differ <= 2 and bool(search.sample.fits(short * search.values[position])):  # noqa: PLR2004
+                    change = _Change(lines, tuple(tensors), form, short)
+                    sentence = f"{short:.4g} times {form.said} instead of {right.said}"
+                    variation = Variation(_kind(form, right), sentence, change)
+                    variations.append((differ, _simplicity(form) + digits, variation))
+    variations.sort(key=lambda entry: entry[:2])
+    return [(differ + 1, 1, entry) for differ, _, entry in variations[:_MOST_TRIED]]
+
+
+def _kind(form: Form, right: Form) -> PatternKind:
+    (first, middle, last), (_, other, _) = form.parts, right.parts
+    if first == "exp(x - max(x))" and right.parts[0] == "exp(x)" and "log" in last:
+        return PatternKind.MISSING_OPERAND  # the maximum that comes back after the logarithm
+    if (first, last) != (right.parts[0], right.parts[2]):
+        return PatternKind.OTHER_FUNCTION
+    if right.template is _quotient_words:
+        if middle == "1":
+            return PatternKind.MISSING_OPERAND
+        if middle in _ACROSS:
+            return PatternKind.WRONG_AXIS
+        if middle in _OTHER_LINE:
+            return PatternKind.WRONG_INDEX
+        return PatternKind.STATISTICS
+    if middle in _OF_ALL_LINES:
+        return PatternKind.WRONG_AXIS
+    return PatternKind.WRONG_REDUCTION if other != middle else PatternKind.OTHER_FUNCTION
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """The last operator's result as a form of the operands, in the dtype that it has."""
+
+    lines: Lines
+    operands: tuple[Tensor, ...]
+    form: Form
+    factor: float = 1.0
+
+    def __call__(self, step: Any) -> Any:
+        result = first_of(step.run())
+        operands = torch.broadcast_tensors(*(operand.to(result) for operand in self.operands))
+        value = self.form.compute(*map(self.lines.of, operands))
+        value = value if self.factor == 1 else value * self.factor
+        return step.with_first(self.lines.back(value, tuple(result.shape)))
+
+
+# --- Forms of one line ----------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """A form in words, by its parts.
@@ -62,9 +266,6 @@ class Form:
     def said(self) -> str:
         """How it is written."""
         return self.template(self.parts)
-
-
-# --- Forms of one line ----------------------------------------------------------------------------
 
 
 def _subtract_mean(x: Tensor) -> Tensor:
@@ -365,204 +566,3 @@ def _similarities(a: Tensor, b: Tensor) -> Iterator[tuple[Form, Tensor]]:
         for after, post in _AFTER_BOTH.items():
             compute = _similarity(top, bottom, post)
             yield Form((above, below, after), _quotient_words, compute), post(quotient)
-
-
-# --- What the candidate has in another place ------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """How operands are laid out as lines, and a result in the reference's shape."""
-
-    shape: tuple[int, ...]
-    dims: tuple[int, ...]
-    keeps: bool
-
-    def of(self, x: Tensor) -> Tensor:
-        """All lines of a tensor."""
-        x = x.movedim(self.dims, tuple(range(-len(self.dims), 0)))
-        return x.reshape(-1, math.prod(self.shape[dim] for dim in self.dims))
-
-    def back(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A result in its shape."""
-        if not self.keeps:
-            return value.reshape(shape)
-        rest = [size for axis, size in enumerate(self.shape) if axis not in self.dims]
-        moved = value.reshape(*rest, *(self.shape[dim] for dim in self.dims))
-        return moved.movedim(tuple(range(-len(self.dims), 0)), self.dims)
-
-
-def aggregate_variations(
-    case: Case, operands: Sequence[Tensor]
-) -> tuple[int, list[tuple[int, int, Variation]]]:
-    """How many forms were tried, and those that give the candidate, the nearest to the right one.
-
-    With each how many parts differ, and that no number was solved for.
-
-    Args:
-        operands: the floating-point tensors that the value is computed of.
-    """
-    tensors = [operand for operand in operands if operand.numel() > 1]
-    if not 1 <= len(tensors) <= 2 or sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS:  # noqa: PLR2004
-        return 0, []
-    if not bool(case.both_finite.all()) or not case.is_beyond_noise or case.is_exact:
-        return 0, []
-    try:
-        wide = torch.broadcast_tensors(*map(widen, tensors))
-    except RuntimeError:
-        return 0, []
-    tried = 0
-    for lines in _layouts(tuple(wide[0].shape), case.shape, pairs=len(wide) > 1):
-        search = _all_forms(lines, wide, case)
-        tried += len(search.forms)
-        if search.own is not None:
-            return tried, _differing(search, search.own, lines, tensors)
-    return tried, []
-
-
-def _layouts(shape: tuple[int, ...], result: tuple[int, ...], *, pairs: bool) -> Iterator[Lines]:
-    """The axes that the lines may be along, by the shape of the result; the last axis first."""
-    rank = len(shape)
-    if rank > _MOST_RANK or not rank:
-        return
-    if shape == result:
-        for axis in reversed(range(rank)):
-            if shape[axis] > 1 and not pairs:
-                yield Lines(shape, (axis,), keeps=True)
-        return
-    for count in range(1, rank + 1):
-        for dims in itertools.combinations(reversed(range(rank)), count):
-            rest = tuple(size for axis, size in enumerate(shape) if axis not in dims)
-            shape_kept = tuple(1 if axis in dims else size for axis, size in enumerate(shape))
-            if result in (rest, shape_kept) and math.prod(shape[dim] for dim in dims) > 1:
-                yield Lines(shape, tuple(sorted(dims)), keeps=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Search:
-    """All forms of some lines, and the values that these lines have.
-
-    Attributes:
-        own: the reference's own form.
-    """
-
-    forms: list[Form]
-    values: Tensor
-    sample: Sample
-    own: Form | None
-
-
-def _all_forms(lines: Lines, wide: Sequence[Tensor], case: Case) -> _Search:
-    laid = [lines.of(tensor) for tensor in wide]
-    step = max(1, -(-laid[0].numel() // _ALL_LINES))
-    some = [tensor[::step] for tensor in laid]
-    if len(some) > 1:
-        forms_found = _similarities(some[0], some[1])
-    elif lines.keeps:
-        forms_found = itertools.chain(_quotients(some[0]), _chains(some[0], _RUNNING))
-    else:
-        forms_found = _reductions(some[0])
-    right, candidate, noise = (
-        (lines.of(tensor) if lines.keeps else tensor.flatten())[::step].flatten()
-        for tensor in (case.right, case.given, case.allowed)
-    )
-    forms, values = [], []
-    for form, value in forms_found:
-        if step == 1 or form.parts[1] not in _OF_OTHERS:
-            forms.append(form)
-            values.append(value.flatten())
-    stacked = torch.stack(values)
-    limit = _SAME * right.abs().max()
-    first = stacked[:, : max(1, len(right) // 8)]
-    # Most forms are another value in their first elements.
-    near = ((first - right[: first.shape[1]]).abs().amax(-1) <= limit).nonzero().flatten()
-    fits = near[(stacked[near] - right).abs().amax(-1) <= limit].tolist()
-    own_form = min((forms[fit] for fit in fits), key=_simplicity, default=None)
-    return _Search(forms, stacked, Sample(candidate, noise), own_form)
-
-
-def _simplicity(form: Form) -> int:
-    return sum(map(len, form.parts))
-
-
-def _differing(
-    search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
-) -> list[tuple[int, int, Variation]]:
-    is_few = len(search.sample.given.unique()) < _FEW_RESULTS
-    variations = []
-    for position in search.sample.fits(search.values).nonzero().flatten().tolist():
-        form = search.forms[position]
-        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
-        if differ and not (is_few and differ > 1):
-            sentence = f"{form.said} instead of {right.said}"
-            change = _Change(lines, tuple(tensors), form)
-            variations.append(
-                (differ, _simplicity(form), Variation(_kind(form, right), sentence, change))
-            )
-    variations.sort(key=lambda variation: variation[:2])
-    if variations or is_few:
-        return [(differ, 0, variation) for differ, _, variation in variations[:_MOST_TRIED]]
-    return _find_scaled_forms(search, right, lines, tensors)
-
-
-# A factor that was solved for must be so short.
-_DIGITS = (1, 2)
-
-
-def _find_scaled_forms(
-    search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
-) -> list[tuple[int, int, Variation]]:
-    """Forms with one part that differs, and a short factor."""
-    values, sampled_values = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
-    factors = (values * sampled_values).sum(-1) / values.square().sum(-1)
-    variations = []
-    for position in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
-        form, factor = search.forms[position], float(factors[position])
-        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
-        if not differ:
-            return []  # a factor on the right value has a kind of its own
-        for digits in _DIGITS:
-            for short in (float(f"{factor:.{digits}g}"), 1 / float(f"{1 / factor:.{digits}g}")):
-                if differ <= 2 and bool(search.sample.fits(short * search.values[position])):  # noqa: PLR2004
-                    change = _Change(lines, tuple(tensors), form, short)
-                    sentence = f"{short:.4g} times {form.said} instead of {right.said}"
-                    variation = Variation(_kind(form, right), sentence, change)
-                    variations.append((differ, _simplicity(form) + digits, variation))
-    variations.sort(key=lambda entry: entry[:2])
-    return [(differ + 1, 1, entry) for differ, _, entry in variations[:_MOST_TRIED]]
-
-
-def _kind(form: Form, right: Form) -> PatternKind:
-    (first, middle, last), (_, other, _) = form.parts, right.parts
-    if first == "exp(x - max(x))" and right.parts[0] == "exp(x)" and "log" in last:
-        return PatternKind.MISSING_OPERAND  # the maximum that comes back after the logarithm
-    if (first, last) != (right.parts[0], right.parts[2]):
-        return PatternKind.OTHER_FUNCTION
-    if right.template is _quotient_words:
-        if middle == "1":
-            return PatternKind.MISSING_OPERAND
-        if middle in _ACROSS:
-            return PatternKind.WRONG_AXIS
-        if middle in _OTHER_LINE:
-            return PatternKind.WRONG_INDEX
-        return PatternKind.STATISTICS
-    if middle in _OF_ALL_LINES:
-        return PatternKind.WRONG_AXIS
-    return PatternKind.WRONG_REDUCTION if other != middle else PatternKind.OTHER_FUNCTION
-
-
-@dataclasses.dataclass(frozen=True)
-class _Change:
-    """The last operator's result as a form of the operands, in the dtype that it has."""
-
-    lines: Lines
-    operands: tuple[Tensor, ...]
-    form: Form
-    factor: float = 1.0
-
-    def __call__(self, step: Any) -> Any:
-        result = first_of(step.run())
-        operands = torch.broadcast_tensors(*(operand.to(result) for operand in self.operands))
-        value = self.form.compute(*map(self.lines.of, operands))
-        value = value if self.factor == 1 else value * self.factor
-        return step.with_first(self.lines.back(value, tuple(result.shape)))

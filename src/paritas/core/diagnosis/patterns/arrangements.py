@@ -32,108 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Orders of the indices of one axis ------------------------------------------------------------
-
-# Longer axes have too many divisors and pairs to try.
-_MOST_ROWS = 1024
-_COLUMNS = 48
-_NAMED = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """A reordering of an axis: index i takes its values from `source[i]`."""
-
-    source: Tensor
-    sentence: str
-    cost: float
-
-
-def regular_orders(size: int) -> Iterator[Order]:
-    """Flipped; (h d) read as (d h); neighbours or halves swapped.
-
-    A generator, since all orders of a long axis are fifty times as large as the axis.
-    """
-    if size < 2:  # noqa: PLR2004
-        return
-    index = torch.arange(size)
-    yield Order(index.flip(0), "flipped", 2.0)
-    inner = [divisor for divisor in range(2, size // 2 + 1) if size % divisor == 0]
-    for width in inner:
-        count = size // width
-        text = (
-            f"interleaved differently: {count} groups of {width} read as {width} groups of {count}"
-        )
-        source = index.reshape(count, width).T.flatten()
-        yield Order(source, text, 2 + math.log2(1 + len(inner)))
-    for width in [1, *inner]:
-        if (size // width) % 2:
-            continue
-        source = index.reshape(-1, 2, width).flip(1).flatten()
-        text = f"neighbouring blocks of {width} swapped" if width > 1 else "neighbours swapped"
-        if width * 2 == size:
-            text = "the two halves swapped"
-        yield Order(source, text, 3 + math.log2(1 + len(inner)))
-    for width in inner:
-        source = index.reshape(-1, width).flip(1).flatten()
-        text = f"flipped within each block of {width}"
-        yield Order(source, text, 3 + math.log2(1 + len(inner)))
-
-
-def matched_rows(case: Case, axis: int) -> Tensor | None:
-    """The slice that each slice along an axis was taken from; None if some match none.
-
-    A few columns with wrong elements are enough to recognise a slice.
-    """
-    size = case.shape[axis]
-    if not 2 <= size <= _MOST_ROWS:  # noqa: PLR2004
-        return None
-    hit = case.wrong.movedim(axis, 0).reshape(size, -1)
-    columns = hit.sum(dim=0).topk(min(_COLUMNS, hit.shape[1])).indices
-    actual = case.given.movedim(axis, 0).reshape(size, -1)[:, columns]
-    expected = case.right.movedim(axis, 0).reshape(size, -1)[:, columns]
-    allowed = MAX_Z * case.allowed.movedim(axis, 0).reshape(size, -1)[:, columns]
-    if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
-        return None
-    source = torch.arange(size)
-    rows = hit.any(dim=1).nonzero().flatten()
-    apart = torch.cdist(actual[rows], expected, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = apart.argmin(dim=1)
-    limit = torch.maximum(allowed[rows], allowed[nearest])
-    near = (actual[rows] - expected[nearest]).abs() <= limit
-    if float(near.double().mean()) < 0.9:  # noqa: PLR2004
-        return None
-    source[rows] = nearest
-    return source
-
-
-def describe_order(source: Tensor) -> str:
-    """An order of slices in words."""
-    moved = (source != torch.arange(len(source))).nonzero().flatten().tolist()
-    taken = source.tolist()
-    if len(moved) == 2 and taken[moved[0]] == moved[1] and taken[moved[1]] == moved[0]:  # noqa: PLR2004
-        return f"slices {moved[0]} and {moved[1]} are swapped"
-    blocks = _exchanged_blocks(moved, taken)
-    if blocks:
-        return blocks
-    listed = list_first((f"{taken[position]} at {position}" for position in moved), _NAMED)
-    if len(set(taken)) < len(taken):
-        return f"slices taken from the wrong place: slice {listed}"
-    return f"slices are permuted: slice {listed}"
-
-
-def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
-    """Two runs of indices that changed places; empty if there is more to it."""
-    if len(moved) < 4 or len(moved) % 2:  # noqa: PLR2004
-        return ""
-    first, second = moved[: len(moved) // 2], moved[len(moved) // 2 :]
-    runs = all(part == list(range(part[0], part[-1] + 1)) for part in (first, second))
-    if runs and [taken[position] for position in moved] == second + first:
-        left, right = f"{first[0]}:{first[-1] + 1}", f"{second[0]}:{second[-1] + 1}"
-        return f"blocks {left} and {right} are swapped"
-    return ""
-
-
 # --- Axes swapped, flipped, interleaved; rows permuted --------------------------------------------
 
 # With more axes than this, not all orders of them are tried.
@@ -557,3 +455,105 @@ def describe_places(source: torch.Tensor) -> tuple[PatternKind, str]:
             f"{some} are not loaded, those {-int(by[0])} before are used again",
         )
     return PatternKind.WRONG_INDEX, describe_order(source)
+
+
+# --- Orders of the indices of one axis ------------------------------------------------------------
+
+# Longer axes have too many divisors and pairs to try.
+_MOST_ROWS = 1024
+_COLUMNS = 48
+_NAMED = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A reordering of an axis: index i takes its values from `source[i]`."""
+
+    source: Tensor
+    sentence: str
+    cost: float
+
+
+def regular_orders(size: int) -> Iterator[Order]:
+    """Flipped; (h d) read as (d h); neighbours or halves swapped.
+
+    A generator, since all orders of a long axis are fifty times as large as the axis.
+    """
+    if size < 2:  # noqa: PLR2004
+        return
+    index = torch.arange(size)
+    yield Order(index.flip(0), "flipped", 2.0)
+    inner = [divisor for divisor in range(2, size // 2 + 1) if size % divisor == 0]
+    for width in inner:
+        count = size // width
+        text = (
+            f"interleaved differently: {count} groups of {width} read as {width} groups of {count}"
+        )
+        source = index.reshape(count, width).T.flatten()
+        yield Order(source, text, 2 + math.log2(1 + len(inner)))
+    for width in [1, *inner]:
+        if (size // width) % 2:
+            continue
+        source = index.reshape(-1, 2, width).flip(1).flatten()
+        text = f"neighbouring blocks of {width} swapped" if width > 1 else "neighbours swapped"
+        if width * 2 == size:
+            text = "the two halves swapped"
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
+    for width in inner:
+        source = index.reshape(-1, width).flip(1).flatten()
+        text = f"flipped within each block of {width}"
+        yield Order(source, text, 3 + math.log2(1 + len(inner)))
+
+
+def matched_rows(case: Case, axis: int) -> Tensor | None:
+    """The slice that each slice along an axis was taken from; None if some match none.
+
+    A few columns with wrong elements are enough to recognise a slice.
+    """
+    size = case.shape[axis]
+    if not 2 <= size <= _MOST_ROWS:  # noqa: PLR2004
+        return None
+    hit = case.wrong.movedim(axis, 0).reshape(size, -1)
+    columns = hit.sum(dim=0).topk(min(_COLUMNS, hit.shape[1])).indices
+    actual = case.given.movedim(axis, 0).reshape(size, -1)[:, columns]
+    expected = case.right.movedim(axis, 0).reshape(size, -1)[:, columns]
+    allowed = MAX_Z * case.allowed.movedim(axis, 0).reshape(size, -1)[:, columns]
+    if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
+        return None
+    source = torch.arange(size)
+    rows = hit.any(dim=1).nonzero().flatten()
+    apart = torch.cdist(actual[rows], expected, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest = apart.argmin(dim=1)
+    limit = torch.maximum(allowed[rows], allowed[nearest])
+    near = (actual[rows] - expected[nearest]).abs() <= limit
+    if float(near.double().mean()) < 0.9:  # noqa: PLR2004
+        return None
+    source[rows] = nearest
+    return source
+
+
+def describe_order(source: Tensor) -> str:
+    """An order of slices in words."""
+    moved = (source != torch.arange(len(source))).nonzero().flatten().tolist()
+    taken = source.tolist()
+    if len(moved) == 2 and taken[moved[0]] == moved[1] and taken[moved[1]] == moved[0]:  # noqa: PLR2004
+        return f"slices {moved[0]} and {moved[1]} are swapped"
+    blocks = _exchanged_blocks(moved, taken)
+    if blocks:
+        return blocks
+    listed = list_first((f"{taken[position]} at {position}" for position in moved), _NAMED)
+    if len(set(taken)) < len(taken):
+        return f"slices taken from the wrong place: slice {listed}"
+    return f"slices are permuted: slice {listed}"
+
+
+def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
+    """Two runs of indices that changed places; empty if there is more to it."""
+    if len(moved) < 4 or len(moved) % 2:  # noqa: PLR2004
+        return ""
+    first, second = moved[: len(moved) // 2], moved[len(moved) // 2 :]
+    runs = all(part == list(range(part[0], part[-1] + 1)) for part in (first, second))
+    if runs and [taken[position] for position in moved] == second + first:
+        left, right = f"{first[0]}:{first[-1] + 1}", f"{second[0]}:{second[-1] + 1}"
+        return f"blocks {left} and {right} are swapped"
+    return ""

@@ -21,176 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# --- Conditions on the inputs that give NaN or infinity -------------------------------------------
-
-# Which functions of torch these are: the groups of `core/operators` have the names of aten.
-_ROWS = frozenset(
-    """
-    softmax log_softmax logsumexp scaled_dot_product_attention layer_norm
-    native_layer_norm rms_norm normalize norm linalg_vector_norm var std mean sum nanmean
-    cosine_similarity group_norm batch_norm
-    """.split()  # noqa: SIM905  (quoted names are harder to read)
-)
-_EXPONENTIALS = frozenset(
-    """
-    softmax log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
-    logaddexp gelu mish log_sigmoid elu expm1 scaled_dot_product_attention
-    """.split()  # noqa: SIM905
-)
-_ROOTS = {
-    "sqrt": "the square root",
-    "rsqrt": "the root",
-    "pow": "a power",
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "xlogy"), "the logarithm"),
-}
-_LARGEST = (("float16", 65504.0), ("float32", 3.4e38), ("float64", 1.79e308))
-
-
-@dataclasses.dataclass(frozen=True)
-class NonfiniteCause:
-    """A condition that gives NaN or infinity.
-
-    Attributes:
-        name: in short, `0 * inf`.
-        sentence: continues after "NaN ".
-        mask: where it holds, in the shape of the result.
-        is_specific: whether it depends on the operator, not only on the inputs.
-    """
-
-    name: str
-    sentence: str
-    mask: Tensor
-    is_specific: bool
-
-
-def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
-    """All conditions that hold somewhere, the most specific first."""
-    causes = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
-    for cause in sorted(causes, key=lambda cause: not cause.is_specific):
-        if bool(cause.mask.any()):
-            yield cause
-
-
-def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
-    """The inputs that broadcast to the result."""
-    return [
-        (position, widen(tensor).expand(case.shape))
-        for position, tensor in enumerate(case.context.inputs)
-        if _broadcasts_to(tensor, case.shape) and not tensor.is_complex()
-    ]
-
-
-def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
-    inputs, name = _elementwise(case), case.context.operator_name
-    for first, a in inputs:
-        for second, b in inputs:
-            if first == second:
-                continue
-            both = f"of inputs {first} and {second}"
-            zero_inf = (a == 0) & torch.isinf(b)
-            yield NonfiniteCause(
-                "0 * inf", f"from 0 * inf {both}", zero_inf, name in {"mul", "where", ""}
-            )
-            if first < second:
-                infs = torch.isinf(a) & torch.isinf(b)
-                is_specific = name in {"add", "sub", "rsub"}
-                yield NonfiniteCause("inf - inf", f"from inf - inf {both}", infs, is_specific)
-                zeros = (a == 0) & (b == 0)
-                yield NonfiniteCause("0 / 0", f"from 0 / 0 {both}", zeros, name in {"div", "where"})
-
-
-def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
-    name = case.context.operator_name
-    for position, x in _elementwise(case):
-        yield NonfiniteCause(
-            "NaN of an input", f"that came in with input {position}", torch.isnan(x), True
-        )
-        if name in _ROOTS:
-            what = f"from {_ROOTS[name]} of negative numbers in input {position}"
-            yield NonfiniteCause("root or log of a negative", what, x < 0, True)
-        if name in _EXPONENTIALS - _ROWS:
-            yield from _overflow_causes(f"input {position}", x)
-        zero = f"where input {position} is 0: 0 / 0, 0 * inf or the logarithm of 0"
-        yield NonfiniteCause(
-            "zero", zero, x == 0, name in {"div", "log", "xlogy", "reciprocal", "rsqrt"}
-        )
-        infinite = f"where input {position} is infinite: inf - inf or 0 * inf"
-        yield NonfiniteCause("inf - inf or 0 * inf", infinite, torch.isinf(x), False)
-        negative = f"where input {position} is negative, as from its root or logarithm"
-        if bool((x >= 0).any()):  # if all are, nothing shows that it is because of them
-            yield NonfiniteCause("negative", negative, x < 0, False)
-
-
-def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
-    """exp(x) overflows, and inf / inf follows."""
-    for name, largest in _LARGEST:
-        limit = math.log(largest)
-        mask = (x > limit) & torch.isfinite(x)
-        text = f"from inf / inf: exp of {what} is too large for {name} (over {limit:.4g})"
-        yield NonfiniteCause("inf / inf", text, mask, True)
-        twice = f"from inf / inf: exp of twice {what} is too large for {name}"
-        yield NonfiniteCause("inf / inf", twice, (2 * x.abs() > limit) & torch.isfinite(x), True)
-
-
-def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
-    name = case.context.operator_name
-    if not case.context.inputs or name not in _ROWS:
-        return
-    x = case.context.inputs[0].detach().cpu()
-    dim = case.context.arguments.get("dim", -1)
-    dim = dim[0] if isinstance(dim, list | tuple) and dim else dim
-    if x.is_complex() or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
-        return
-    x = x.double()
-    rows = [
-        ("-inf - -inf", "from -inf - -inf: the whole row is masked", torch.isneginf(x).all(dim)),
-        ("0 / 0", "from 0 / 0: the whole row is 0", (x == 0).all(dim)),
-        ("0 / 0", "from 0 / 0: the whole row has one value", x.amin(dim) == x.amax(dim)),
-        ("inf - inf", "from inf - inf: infinity in the row", torch.isposinf(x).any(dim)),
-        ("NaN of an input", "that came in with input 0", torch.isnan(x).any(dim)),
-    ]
-    if name in _EXPONENTIALS:
-        large = _overflow_causes("the row's largest", x.amax(dim))
-        rows += [(cause.name, cause.sentence, cause.mask) for cause in large]
-    for short, text, mask in rows:
-        for shaped in (mask.unsqueeze(dim), mask):
-            if _broadcasts_to(shaped, case.shape):
-                yield NonfiniteCause(short, text, shaped.expand(case.shape), True)
-                break
-
-
-def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
-    """0 * inf and inf - inf among the terms of a matrix product."""
-    if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
-        return
-    a, b = map(widen, case.context.inputs)
-    if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
-        return
-    zero = _any_pair(torch.isinf(a), b == 0) | _any_pair(a == 0, torch.isinf(b))
-    above = _any_pair(a == torch.inf, b > 0) | _any_pair(a == -torch.inf, b < 0)
-    above |= _any_pair(a > 0, b == torch.inf) | _any_pair(a < 0, b == -torch.inf)
-    below = _any_pair(a == torch.inf, b < 0) | _any_pair(a == -torch.inf, b > 0)
-    below |= _any_pair(a < 0, b == torch.inf) | _any_pair(a > 0, b == -torch.inf)
-    if tuple(zero.shape) == case.shape:
-        yield NonfiniteCause(
-            "0 * inf", "from 0 * inf among the products that are summed", zero, True
-        )
-        yield NonfiniteCause(
-            "inf - inf", "from inf - inf among the terms of a sum", above & below, True
-        )
-
-
-def _any_pair(left: Tensor, right: Tensor) -> Tensor:
-    return (left.float() @ right.float()) > 0
-
-
-def _broadcasts_to(value: Tensor, shape: tuple[int, ...]) -> bool:
-    try:
-        return tuple(torch.broadcast_shapes(value.shape, shape)) == shape
-    except RuntimeError:
-        return False
-
-
 # --- NaN and infinity -----------------------------------------------------------------------------
 
 # Numbers beyond these round to infinity.
@@ -356,6 +186,176 @@ def _describe_swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
     return Pattern(
         kind=PatternKind.NONFINITE, confidence=0.97 * share, sentence=sentence, evidence=evidence
     )
+
+
+# --- Conditions on the inputs that give NaN or infinity -------------------------------------------
+
+# Which functions of torch these are: the groups of `core/operators` have the names of aten.
+_ROWS = frozenset(
+    """
+    softmax log_softmax logsumexp scaled_dot_product_attention layer_norm
+    native_layer_norm rms_norm normalize norm linalg_vector_norm var std mean sum nanmean
+    cosine_similarity group_norm batch_norm
+    """.split()  # noqa: SIM905  (quoted names are harder to read)
+)
+_EXPONENTIALS = frozenset(
+    """
+    softmax log_softmax logsumexp exp sigmoid silu softplus tanh cosh sinh
+    logaddexp gelu mish log_sigmoid elu expm1 scaled_dot_product_attention
+    """.split()  # noqa: SIM905
+)
+_ROOTS = {
+    "sqrt": "the square root",
+    "rsqrt": "the root",
+    "pow": "a power",
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "xlogy"), "the logarithm"),
+}
+_LARGEST = (("float16", 65504.0), ("float32", 3.4e38), ("float64", 1.79e308))
+
+
+def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
+    """All conditions that hold somewhere, the most specific first."""
+    causes = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
+    for cause in sorted(causes, key=lambda cause: not cause.is_specific):
+        if bool(cause.mask.any()):
+            yield cause
+
+
+@dataclasses.dataclass(frozen=True)
+class NonfiniteCause:
+    """A condition that gives NaN or infinity.
+
+    Attributes:
+        name: in short, `0 * inf`.
+        sentence: continues after "NaN ".
+        mask: where it holds, in the shape of the result.
+        is_specific: whether it depends on the operator, not only on the inputs.
+    """
+
+    name: str
+    sentence: str
+    mask: Tensor
+    is_specific: bool
+
+
+def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
+    """The inputs that broadcast to the result."""
+    return [
+        (position, widen(tensor).expand(case.shape))
+        for position, tensor in enumerate(case.context.inputs)
+        if _broadcasts_to(tensor, case.shape) and not tensor.is_complex()
+    ]
+
+
+def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
+    inputs, name = _elementwise(case), case.context.operator_name
+    for first, a in inputs:
+        for second, b in inputs:
+            if first == second:
+                continue
+            both = f"of inputs {first} and {second}"
+            zero_inf = (a == 0) & torch.isinf(b)
+            yield NonfiniteCause(
+                "0 * inf", f"from 0 * inf {both}", zero_inf, name in {"mul", "where", ""}
+            )
+            if first < second:
+                infs = torch.isinf(a) & torch.isinf(b)
+                is_specific = name in {"add", "sub", "rsub"}
+                yield NonfiniteCause("inf - inf", f"from inf - inf {both}", infs, is_specific)
+                zeros = (a == 0) & (b == 0)
+                yield NonfiniteCause("0 / 0", f"from 0 / 0 {both}", zeros, name in {"div", "where"})
+
+
+def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
+    name = case.context.operator_name
+    for position, x in _elementwise(case):
+        yield NonfiniteCause(
+            "NaN of an input", f"that came in with input {position}", torch.isnan(x), True
+        )
+        if name in _ROOTS:
+            what = f"from {_ROOTS[name]} of negative numbers in input {position}"
+            yield NonfiniteCause("root or log of a negative", what, x < 0, True)
+        if name in _EXPONENTIALS - _ROWS:
+            yield from _overflow_causes(f"input {position}", x)
+        zero = f"where input {position} is 0: 0 / 0, 0 * inf or the logarithm of 0"
+        yield NonfiniteCause(
+            "zero", zero, x == 0, name in {"div", "log", "xlogy", "reciprocal", "rsqrt"}
+        )
+        infinite = f"where input {position} is infinite: inf - inf or 0 * inf"
+        yield NonfiniteCause("inf - inf or 0 * inf", infinite, torch.isinf(x), False)
+        negative = f"where input {position} is negative, as from its root or logarithm"
+        if bool((x >= 0).any()):  # if all are, nothing shows that it is because of them
+            yield NonfiniteCause("negative", negative, x < 0, False)
+
+
+def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
+    """exp(x) overflows, and inf / inf follows."""
+    for name, largest in _LARGEST:
+        limit = math.log(largest)
+        mask = (x > limit) & torch.isfinite(x)
+        text = f"from inf / inf: exp of {what} is too large for {name} (over {limit:.4g})"
+        yield NonfiniteCause("inf / inf", text, mask, True)
+        twice = f"from inf / inf: exp of twice {what} is too large for {name}"
+        yield NonfiniteCause("inf / inf", twice, (2 * x.abs() > limit) & torch.isfinite(x), True)
+
+
+def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
+    name = case.context.operator_name
+    if not case.context.inputs or name not in _ROWS:
+        return
+    x = case.context.inputs[0].detach().cpu()
+    dim = case.context.arguments.get("dim", -1)
+    dim = dim[0] if isinstance(dim, list | tuple) and dim else dim
+    if x.is_complex() or not isinstance(dim, int) or not -x.dim() <= dim < x.dim():
+        return
+    x = x.double()
+    rows = [
+        ("-inf - -inf", "from -inf - -inf: the whole row is masked", torch.isneginf(x).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row is 0", (x == 0).all(dim)),
+        ("0 / 0", "from 0 / 0: the whole row has one value", x.amin(dim) == x.amax(dim)),
+        ("inf - inf", "from inf - inf: infinity in the row", torch.isposinf(x).any(dim)),
+        ("NaN of an input", "that came in with input 0", torch.isnan(x).any(dim)),
+    ]
+    if name in _EXPONENTIALS:
+        large = _overflow_causes("the row's largest", x.amax(dim))
+        rows += [(cause.name, cause.sentence, cause.mask) for cause in large]
+    for short, text, mask in rows:
+        for shaped in (mask.unsqueeze(dim), mask):
+            if _broadcasts_to(shaped, case.shape):
+                yield NonfiniteCause(short, text, shaped.expand(case.shape), True)
+                break
+
+
+def _sum_causes(case: Case) -> Iterator[NonfiniteCause]:
+    """0 * inf and inf - inf among the terms of a matrix product."""
+    if case.context.operator_name not in {"mm", "bmm", "matmul"} or len(case.context.inputs) != 2:  # noqa: PLR2004
+        return
+    a, b = map(widen, case.context.inputs)
+    if a.dim() < 2 or b.dim() < 2:  # noqa: PLR2004
+        return
+    zero = _any_pair(torch.isinf(a), b == 0) | _any_pair(a == 0, torch.isinf(b))
+    above = _any_pair(a == torch.inf, b > 0) | _any_pair(a == -torch.inf, b < 0)
+    above |= _any_pair(a > 0, b == torch.inf) | _any_pair(a < 0, b == -torch.inf)
+    below = _any_pair(a == torch.inf, b < 0) | _any_pair(a == -torch.inf, b > 0)
+    below |= _any_pair(a < 0, b == torch.inf) | _any_pair(a > 0, b == -torch.inf)
+    if tuple(zero.shape) == case.shape:
+        yield NonfiniteCause(
+            "0 * inf", "from 0 * inf among the products that are summed", zero, True
+        )
+        yield NonfiniteCause(
+            "inf - inf", "from inf - inf among the terms of a sum", above & below, True
+        )
+
+
+def _any_pair(left: Tensor, right: Tensor) -> Tensor:
+    return (left.float() @ right.float()) > 0
+
+
+def _broadcasts_to(value: Tensor, shape: tuple[int, ...]) -> bool:
+    try:
+        return tuple(torch.broadcast_shapes(value.shape, shape)) == shape
+    except RuntimeError:
+        return False
 
 
 # --- Clipped values -------------------------------------------------------------------------------

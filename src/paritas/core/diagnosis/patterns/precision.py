@@ -51,6 +51,204 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.case import Case
 
 
+# --- Which of these it is -------------------------------------------------------------------------
+
+_MOST = 0.98
+_FEWEST = 3
+# The spacing of results shows the format of a sum, which may be off by this share of it.
+_STILL_ROUNDING = 0.2
+# By how many units of its format an operator's result may be off if no lifted run tells more.
+_FEW_UNITS = 4.0
+# The largest share of the reference's own values in the format; masks and counts are all in it.
+_HELD_ANYWAY = 0.5
+_ENOUGH_BITS = 20.0
+# Repeated sums are rounded in another order, so that some results are a step away.
+_SAME_SUMS = 0.9
+
+
+def propose_precision(case: Case) -> list[Pattern]:
+    """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
+    if not _may_be_rounding(case):
+        return []
+    # A call is run again by `propose_rounded_inputs` alone, before numbers are fitted.
+    by_formula = propose_rounded_inputs if case.context.call is None else lambda _: []
+    reproduced = (
+        _rounded_output(case)
+        or by_formula(case)
+        or _on_scaled_levels(case)
+        or (first_supported(propose_steps(case)) if case.context.operator else [])
+    )
+    agrees = case.context.lifted_agrees
+    if reproduced or agrees is False:
+        return reproduced
+    if agrees is None:
+        return _computed_narrowly(case, units=_FEW_UNITS) if case.context.operator else []
+    return _computed_narrowly(case) or propose_noise(case)
+
+
+def propose_rounded_inputs(case: Case) -> list[Pattern]:
+    """`precision`: the operator with rounded inputs or partial sums gives the candidate."""
+    if not _may_be_rounding(case):
+        return []
+    patterns = _run_in_format(case) or _rounded_sums(case)
+    if patterns:
+        return patterns
+    for recomputed in recomputations(case):
+        figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
+        weight = weigh(case, recomputed.value, cost=4.0)
+        if weight is not None:
+            sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
+            patterns.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
+        elif recomputed.which == "inputs" and recomputed.how == "rounded":
+            patterns += _rounded_inside_and_out(case, recomputed, figures)
+    return sorted(patterns, key=lambda pattern: -pattern.confidence)[:1]
+
+
+def _may_be_rounding(case: Case) -> bool:
+    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
+        return False
+    return bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all())
+
+
+def _rounded_output(case: Case) -> list[Pattern]:
+    """Every wrong value is the right one, or the reference's, in a narrower format."""
+    candidate = case.given[case.wrong]
+    if candidate.numel() < _FEWEST or not bool((candidate != 0).any()):
+        return []
+    some = case.given.reshape(-1)[case.some_wrong]
+    for form in FORMATS:
+        if form.unit <= unit_roundoff(case.candidate.dtype):
+            break
+        if float(form.holds(some).double().mean()) < _MOST:
+            continue
+        pattern = _explain_by_format(case, form, candidate)
+        if pattern is not None:
+            return [pattern]
+    return []
+
+
+def _explain_by_format(case: Case, form: NarrowFormat, candidate: Tensor) -> Pattern | None:
+    """Rounded or cut off; the candidate may have been a rounding of its own away before that."""
+    right, usual = case.right[case.wrong], widen(case.reference)[case.wrong]
+    noise = 2 * case.allowed[case.wrong]
+    for how, change in (("rounded", form.round_to_nearest), ("truncated", form.round_to_zero)):
+        equal = same(candidate, change(right)) | same(candidate, change(usual))
+        step = torch.maximum(form.spacing(candidate), form.spacing(right))
+        reach = 0.5001 if how == "rounded" else 1.0001
+        apart = (candidate - right).abs()
+        near = apart <= step * reach + noise
+        if how == "truncated":
+            near &= candidate.abs() <= right.abs() + noise
+        within, exact = (float(mask.double().mean()) for mask in (equal | near, equal))
+        if within < _MOST or (exact < _MOST and case.context.lifted_agrees is not True):
+            continue
+        # The probability that an element is in a narrower format by chance.
+        certain = 1 - 2.0 ** -min(candidate.numel(), 60)
+        name = "float16 or tf32" if form.name == "float16" else form.name
+        evidence: dict[str, float | str] = {
+            "format": form.name,
+            "bit for bit": round_down(exact),
+            "within the noise": round_down(within),
+            "error to value": _error_to_value(candidate, right),
+            "elements": float(candidate.numel()),
+        }
+        return _pattern(0.99 * certain * within, f"{how} to {name}", evidence)
+    return None
+
+
+def _error_to_value(candidate: Tensor, right: Tensor) -> float:
+    share = (candidate - right).square().mean() / right.square().mean().clamp(min=1e-300)
+    return float(f"{float(share) ** 0.5:.3g}")
+
+
+def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
+    """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
+
+    The elements that are not wrong by themselves bear witness as well: by chance each is such a
+    number once in 2^b times, with b the bits that the format lacks.
+
+    Args:
+        units: the largest error, in multiples of the format's unit roundoff.
+    """
+    told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
+    candidate, right = case.given[told], case.right[told]
+    if bool((candidate == candidate.round()).all()):
+        return []  # small whole numbers are in every format
+    digits = -math.log2(2 * unit_roundoff(case.candidate.dtype))
+    for form in FORMATS:
+        if form.unit <= unit_roundoff(case.candidate.dtype):
+            break
+        bits = candidate.numel() * (digits - form.digits)
+        representable_share = float(form.holds(candidate).double().mean())
+        usual = widen(case.reference)[told]
+        is_telling = bits >= _ENOUGH_BITS and representable_share >= _MOST
+        if not is_telling or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
+            continue
+        share = _error_to_value(candidate, right)
+        if not share <= min(_STILL_ROUNDING, units * form.unit):
+            continue
+        name = "float16 or tf32" if form.name == "float16" else form.name
+        evidence: dict[str, float | str] = {
+            "format": form.name,
+            "representable": representable_share,
+            "elements": float(candidate.numel()),
+            "error to value": share,
+        }
+        sentence = f"computed in {name}: it can represent every value"
+        return [_pattern(0.85 * representable_share, sentence, evidence)]
+    return []
+
+
+def _rounded_inside_and_out(
+    case: Case, recomputed: Recomputed, figures: dict[str, float | str]
+) -> list[Pattern]:
+    """The operator runs in the format: inputs and result are rounded, sums in float32."""
+    form = next((each for each in FORMATS if each.name in recomputed.format), None)
+    if form is None:
+        return []
+    value = form.round_to_nearest(recomputed.value)
+    return _match_format(case, value, form, f"computed in {recomputed.format}", figures)
+
+
+def _match_format(
+    case: Case,
+    value: Tensor,
+    form: NarrowFormat,
+    sentence: str,
+    evidence: Mapping[str, float | str],
+) -> list[Pattern]:
+    """A prediction in a format: most elements bit for bit, and the others a step away."""
+    predicted, candidate = value[case.wrong], case.given[case.wrong]
+    equal = float(same(candidate, predicted).double().mean())
+    step = 1.0001 * torch.maximum(form.spacing(candidate), form.spacing(predicted))
+    within = float(((candidate - predicted).abs() <= step).double().mean())
+    if candidate.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
+        return []
+    figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
+    certain = 1 - 2.0 ** -min(candidate.numel(), 60)
+    every = {**evidence, **figures, "explained": equal, "fitted": 0.0}
+    return [_pattern(0.98 * equal * certain, sentence, every)]
+
+
+def _run_in_format(case: Case) -> list[Pattern]:
+    """The very call on inputs in a half-precision dtype, as the device computes it."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        return []
+    for form, dtype in zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True):
+        if any(form.unit <= roundoff(tensor) for tensor in rerun.call.floating):
+            continue
+        values = [tensor.to(dtype) for tensor in rerun.call.floating]
+        value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
+        evidence = {"format": form.name, "inputs": "inputs"}
+        if value is not None:
+            sentence = f"computed in {form.name}"
+            patterns = _match_format(case, value, form, sentence, evidence)
+            if patterns:
+                return patterns
+    return []
+
+
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
@@ -65,6 +263,47 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "sub": torch.sub,
     "div": torch.div,
 }
+
+
+def recomputations(case: Case) -> Iterator[Recomputed]:
+    """The results on rounded inputs; none if the operator is unknown or too large."""
+    rerun = Rerun.of(case)
+    if rerun is None:
+        yield from _by_formula(case)
+        return
+    floating = rerun.call.floating
+    wide = [widen(tensor) for tensor in floating]
+    every = tuple(range(len(floating)))
+    choices = _choices(every)
+    limit = effort.limit_search(_MOST_SECONDS)
+    tables = tuple(position for position in every if floating[position].dim() > 1)
+    changes = [
+        *((_name_format(form), how, change, choices) for form, how, change in _roundings(floating)),
+        # A vector is kept as it is.
+        *((name, "rounded", change, _choices(tables)) for name, change in quantisations(wide)),
+    ]
+    # The float64 run of a candidate quantises in float64, too.
+    if case.candidate.dtype == torch.float64:
+        floating = [
+            tensor.to(original.device) for original, tensor in zip(floating, wide, strict=True)
+        ]
+    for name, how, change, chosen_ones in changes:
+        for chosen in filter(None, chosen_ones):
+            changed = [
+                _change_in_own_dtype(change, tensor) if position in chosen else tensor
+                for position, tensor in enumerate(floating)
+            ]
+            if not all(
+                _shows_rounding(floating[position], changed[position]) for position in chosen
+            ):
+                continue
+            value = None
+            if rerun.may_give_first(changed):
+                value = attempt(functools.partial(rerun.value, changed), case.shape)
+            if value is not None:
+                yield Recomputed(value, name, _name_inputs(chosen, every), how)
+            if limit.is_over:
+                return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,47 +358,6 @@ class Rerun:
         first = [value[0] for value in values]
         result = attempt(lambda: call.with_floating(first).results(wide=True)[self.output], shape)
         return result is not None and may_give_first(self.case, result)
-
-
-def recomputations(case: Case) -> Iterator[Recomputed]:
-    """The results on rounded inputs; none if the operator is unknown or too large."""
-    rerun = Rerun.of(case)
-    if rerun is None:
-        yield from _by_formula(case)
-        return
-    floating = rerun.call.floating
-    wide = [widen(tensor) for tensor in floating]
-    every = tuple(range(len(floating)))
-    choices = _choices(every)
-    limit = effort.limit_search(_MOST_SECONDS)
-    tables = tuple(position for position in every if floating[position].dim() > 1)
-    changes = [
-        *((_name_format(form), how, change, choices) for form, how, change in _roundings(floating)),
-        # A vector is kept as it is.
-        *((name, "rounded", change, _choices(tables)) for name, change in quantisations(wide)),
-    ]
-    # The float64 run of a candidate quantises in float64, too.
-    if case.candidate.dtype == torch.float64:
-        floating = [
-            tensor.to(original.device) for original, tensor in zip(floating, wide, strict=True)
-        ]
-    for name, how, change, chosen_ones in changes:
-        for chosen in filter(None, chosen_ones):
-            changed = [
-                _change_in_own_dtype(change, tensor) if position in chosen else tensor
-                for position, tensor in enumerate(floating)
-            ]
-            if not all(
-                _shows_rounding(floating[position], changed[position]) for position in chosen
-            ):
-                continue
-            value = None
-            if rerun.may_give_first(changed):
-                value = attempt(functools.partial(rerun.value, changed), case.shape)
-            if value is not None:
-                yield Recomputed(value, name, _name_inputs(chosen, every), how)
-            if limit.is_over:
-                return
 
 
 def _choices(places: tuple[int, ...]) -> dict[tuple[int, ...], None]:
@@ -497,201 +695,3 @@ def _coarsest_format(case: Case, share: float) -> NarrowFormat | None:
         if case.own_unit < form.unit and _LEAST_UNITS * form.unit <= share <= most * form.unit:
             return form
     return None
-
-
-# --- Which of these it is -------------------------------------------------------------------------
-
-_MOST = 0.98
-_FEWEST = 3
-# The spacing of results shows the format of a sum, which may be off by this share of it.
-_STILL_ROUNDING = 0.2
-# By how many units of its format an operator's result may be off if no lifted run tells more.
-_FEW_UNITS = 4.0
-# The largest share of the reference's own values in the format; masks and counts are all in it.
-_HELD_ANYWAY = 0.5
-_ENOUGH_BITS = 20.0
-# Repeated sums are rounded in another order, so that some results are a step away.
-_SAME_SUMS = 0.9
-
-
-def propose_precision(case: Case) -> list[Pattern]:
-    """`precision`: of the output, the inputs, by levels, and last what only looks like it."""
-    if not _may_be_rounding(case):
-        return []
-    # A call is run again by `propose_rounded_inputs` alone, before numbers are fitted.
-    by_formula = propose_rounded_inputs if case.context.call is None else lambda _: []
-    reproduced = (
-        _rounded_output(case)
-        or by_formula(case)
-        or _on_scaled_levels(case)
-        or (first_supported(propose_steps(case)) if case.context.operator else [])
-    )
-    agrees = case.context.lifted_agrees
-    if reproduced or agrees is False:
-        return reproduced
-    if agrees is None:
-        return _computed_narrowly(case, units=_FEW_UNITS) if case.context.operator else []
-    return _computed_narrowly(case) or propose_noise(case)
-
-
-def _may_be_rounding(case: Case) -> bool:
-    if case.is_exact or case.given.is_complex() or not case.is_beyond_noise:
-        return False
-    return bool(torch.isfinite(case.error.reshape(-1)[case.some_wrong]).all())
-
-
-def _rounded_output(case: Case) -> list[Pattern]:
-    """Every wrong value is the right one, or the reference's, in a narrower format."""
-    candidate = case.given[case.wrong]
-    if candidate.numel() < _FEWEST or not bool((candidate != 0).any()):
-        return []
-    some = case.given.reshape(-1)[case.some_wrong]
-    for form in FORMATS:
-        if form.unit <= unit_roundoff(case.candidate.dtype):
-            break
-        if float(form.holds(some).double().mean()) < _MOST:
-            continue
-        pattern = _explain_by_format(case, form, candidate)
-        if pattern is not None:
-            return [pattern]
-    return []
-
-
-def _explain_by_format(case: Case, form: NarrowFormat, candidate: Tensor) -> Pattern | None:
-    """Rounded or cut off; the candidate may have been a rounding of its own away before that."""
-    right, usual = case.right[case.wrong], widen(case.reference)[case.wrong]
-    noise = 2 * case.allowed[case.wrong]
-    for how, change in (("rounded", form.round_to_nearest), ("truncated", form.round_to_zero)):
-        equal = same(candidate, change(right)) | same(candidate, change(usual))
-        step = torch.maximum(form.spacing(candidate), form.spacing(right))
-        reach = 0.5001 if how == "rounded" else 1.0001
-        apart = (candidate - right).abs()
-        near = apart <= step * reach + noise
-        if how == "truncated":
-            near &= candidate.abs() <= right.abs() + noise
-        within, exact = (float(mask.double().mean()) for mask in (equal | near, equal))
-        if within < _MOST or (exact < _MOST and case.context.lifted_agrees is not True):
-            continue
-        # The probability that an element is in a narrower format by chance.
-        certain = 1 - 2.0 ** -min(candidate.numel(), 60)
-        name = "float16 or tf32" if form.name == "float16" else form.name
-        evidence: dict[str, float | str] = {
-            "format": form.name,
-            "bit for bit": round_down(exact),
-            "within the noise": round_down(within),
-            "error to value": _error_to_value(candidate, right),
-            "elements": float(candidate.numel()),
-        }
-        return _pattern(0.99 * certain * within, f"{how} to {name}", evidence)
-    return None
-
-
-def _error_to_value(candidate: Tensor, right: Tensor) -> float:
-    share = (candidate - right).square().mean() / right.square().mean().clamp(min=1e-300)
-    return float(f"{float(share) ** 0.5:.3g}")
-
-
-def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
-    """Every value is a number of a narrower format, though not the nearest: its inputs were, too.
-
-    The elements that are not wrong by themselves bear witness as well: by chance each is such a
-    number once in 2^b times, with b the bits that the format lacks.
-
-    Args:
-        units: the largest error, in multiples of the format's unit roundoff.
-    """
-    told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
-    candidate, right = case.given[told], case.right[told]
-    if bool((candidate == candidate.round()).all()):
-        return []  # small whole numbers are in every format
-    digits = -math.log2(2 * unit_roundoff(case.candidate.dtype))
-    for form in FORMATS:
-        if form.unit <= unit_roundoff(case.candidate.dtype):
-            break
-        bits = candidate.numel() * (digits - form.digits)
-        representable_share = float(form.holds(candidate).double().mean())
-        usual = widen(case.reference)[told]
-        is_telling = bits >= _ENOUGH_BITS and representable_share >= _MOST
-        if not is_telling or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
-            continue
-        share = _error_to_value(candidate, right)
-        if not share <= min(_STILL_ROUNDING, units * form.unit):
-            continue
-        name = "float16 or tf32" if form.name == "float16" else form.name
-        evidence: dict[str, float | str] = {
-            "format": form.name,
-            "representable": representable_share,
-            "elements": float(candidate.numel()),
-            "error to value": share,
-        }
-        sentence = f"computed in {name}: it can represent every value"
-        return [_pattern(0.85 * representable_share, sentence, evidence)]
-    return []
-
-
-def propose_rounded_inputs(case: Case) -> list[Pattern]:
-    """`precision`: the operator with rounded inputs or partial sums gives the candidate."""
-    if not _may_be_rounding(case):
-        return []
-    patterns = _run_in_format(case) or _rounded_sums(case)
-    if patterns:
-        return patterns
-    for recomputed in recomputations(case):
-        figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
-        weight = weigh(case, recomputed.value, cost=4.0)
-        if weight is not None:
-            sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
-            patterns.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
-        elif recomputed.which == "inputs" and recomputed.how == "rounded":
-            patterns += _rounded_inside_and_out(case, recomputed, figures)
-    return sorted(patterns, key=lambda pattern: -pattern.confidence)[:1]
-
-
-def _rounded_inside_and_out(
-    case: Case, recomputed: Recomputed, figures: dict[str, float | str]
-) -> list[Pattern]:
-    """The operator runs in the format: inputs and result are rounded, sums in float32."""
-    form = next((each for each in FORMATS if each.name in recomputed.format), None)
-    if form is None:
-        return []
-    value = form.round_to_nearest(recomputed.value)
-    return _match_format(case, value, form, f"computed in {recomputed.format}", figures)
-
-
-def _match_format(
-    case: Case,
-    value: Tensor,
-    form: NarrowFormat,
-    sentence: str,
-    evidence: Mapping[str, float | str],
-) -> list[Pattern]:
-    """A prediction in a format: most elements bit for bit, and the others a step away."""
-    predicted, candidate = value[case.wrong], case.given[case.wrong]
-    equal = float(same(candidate, predicted).double().mean())
-    step = 1.0001 * torch.maximum(form.spacing(candidate), form.spacing(predicted))
-    within = float(((candidate - predicted).abs() <= step).double().mean())
-    if candidate.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
-        return []
-    figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
-    certain = 1 - 2.0 ** -min(candidate.numel(), 60)
-    every = {**evidence, **figures, "explained": equal, "fitted": 0.0}
-    return [_pattern(0.98 * equal * certain, sentence, every)]
-
-
-def _run_in_format(case: Case) -> list[Pattern]:
-    """The very call on inputs in a half-precision dtype, as the device computes it."""
-    rerun = Rerun.of(case)
-    if rerun is None:
-        return []
-    for form, dtype in zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True):
-        if any(form.unit <= roundoff(tensor) for tensor in rerun.call.floating):
-            continue
-        values = [tensor.to(dtype) for tensor in rerun.call.floating]
-        value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
-        evidence = {"format": form.name, "inputs": "inputs"}
-        if value is not None:
-            sentence = f"computed in {form.name}"
-            patterns = _match_format(case, value, form, sentence, evidence)
-            if patterns:
-                return patterns
-    return []

@@ -37,85 +37,6 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Pattern
 
 
-# --- A sum of products as separate terms ----------------------------------------------------------
-
-# A convolution is computed once for each of its channels.
-_MOST_CHANNELS = 128
-_MOST_WORK = 1 << 28
-
-
-@dataclasses.dataclass(frozen=True)
-class Contraction:
-    """Sums of products, with an optional added term.
-
-    Attributes:
-        length: number of terms of each sum; for a convolution, number of channels.
-        adds: whether something else is added, such as a bias.
-        product: the result with only some of the terms, multiplied by a number.
-        terms: the terms of some elements of the flattened result, one row each.
-    """
-
-    length: int
-    adds: bool
-    product: Callable[[Tensor, float], Tensor]
-    terms: Callable[[Tensor], Tensor]
-
-
-def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
-    """The operator as a contraction, if it is one."""
-    inputs, name = operation.inputs, operation.name
-    product = product_of(operation)
-    if product is not None:
-        flat = name != "linear" and min(product.left.dim(), product.right.dim()) < 2  # noqa: PLR2004
-        return None if flat or not product.left.dim() else _contract_product(product, shape)
-    if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
-        x = inputs[0].movedim(operation.dims[0], -1)
-        ones = torch.ones(x.shape[-1], 1, dtype=x.dtype)
-        return _contract_product(Product(x, ones, None), shape)
-    return _contract_channels(operation, shape)
-
-
-def _contract_product(factors: Product, shape: tuple[int, ...]) -> Contraction:
-    """A matrix product as a sum over the inner dimension."""
-    left, right, added = factors.left, factors.right, factors.added
-
-    def product(chosen: Tensor, times: float) -> Tensor:
-        value = (left[..., chosen] @ right[..., chosen, :]).reshape(shape) * times
-        return value if added is None else value + added
-
-    def terms(places: Tensor) -> Tensor:
-        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        rows = left.shape[-2] if left.dim() > 1 else 1
-        at = unravel(places, (*lead, rows, right.shape[-1]))
-        a = left.expand(*lead, rows, left.shape[-1])[at[:-1]]
-        b = right.expand(*lead, *right.shape[-2:]).mT[(*at[:-2], at[-1])]
-        return a * b
-
-    return Contraction(left.shape[-1], added is not None, product, terms)
-
-
-def _contract_channels(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
-    """A convolution as a sum over the input channels."""
-    convolve = convolution_of(operation)
-    if convolve is None or operation.context.arguments.get("groups", 1) != 1:
-        return None
-    x, weight, *rest = operation.inputs
-    channels, bias = weight.shape[1], rest[0] if rest else None
-    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
-    if channels > _MOST_CHANNELS or work > _MOST_WORK:
-        return None
-
-    def product(chosen: Tensor, times: float) -> Tensor:
-        value = convolve(x[:, chosen], weight[:, chosen]) * times
-        return value if bias is None else value + bias.view(1, -1, *(1,) * (value.dim() - 2))
-
-    def terms(places: Tensor) -> Tensor:
-        parts = [convolve(x[:, [each]], weight[:, [each]]) for each in range(channels)]
-        return torch.stack([part.flatten()[places] for part in parts], dim=1)
-
-    return Contraction(channels, bias is not None, product, terms)
-
-
 # --- Sums with missing terms or missing parts of ranks --------------------------------------------
 
 _KIND = PatternKind.PARTIAL_SUM
@@ -209,6 +130,85 @@ def _missing_terms(
             words = f"the first {stop}"
         spans_found.append(((index >= start) & (index < stop), words))
     return spans_found
+
+
+# --- A sum of products as separate terms ----------------------------------------------------------
+
+# A convolution is computed once for each of its channels.
+_MOST_CHANNELS = 128
+_MOST_WORK = 1 << 28
+
+
+def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
+    """The operator as a contraction, if it is one."""
+    inputs, name = operation.inputs, operation.name
+    product = product_of(operation)
+    if product is not None:
+        flat = name != "linear" and min(product.left.dim(), product.right.dim()) < 2  # noqa: PLR2004
+        return None if flat or not product.left.dim() else _contract_product(product, shape)
+    if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
+        x = inputs[0].movedim(operation.dims[0], -1)
+        ones = torch.ones(x.shape[-1], 1, dtype=x.dtype)
+        return _contract_product(Product(x, ones, None), shape)
+    return _contract_channels(operation, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """Sums of products, with an optional added term.
+
+    Attributes:
+        length: number of terms of each sum; for a convolution, number of channels.
+        adds: whether something else is added, such as a bias.
+        product: the result with only some of the terms, multiplied by a number.
+        terms: the terms of some elements of the flattened result, one row each.
+    """
+
+    length: int
+    adds: bool
+    product: Callable[[Tensor, float], Tensor]
+    terms: Callable[[Tensor], Tensor]
+
+
+def _contract_product(factors: Product, shape: tuple[int, ...]) -> Contraction:
+    """A matrix product as a sum over the inner dimension."""
+    left, right, added = factors.left, factors.right, factors.added
+
+    def product(chosen: Tensor, times: float) -> Tensor:
+        value = (left[..., chosen] @ right[..., chosen, :]).reshape(shape) * times
+        return value if added is None else value + added
+
+    def terms(places: Tensor) -> Tensor:
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        rows = left.shape[-2] if left.dim() > 1 else 1
+        at = unravel(places, (*lead, rows, right.shape[-1]))
+        a = left.expand(*lead, rows, left.shape[-1])[at[:-1]]
+        b = right.expand(*lead, *right.shape[-2:]).mT[(*at[:-2], at[-1])]
+        return a * b
+
+    return Contraction(left.shape[-1], added is not None, product, terms)
+
+
+def _contract_channels(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
+    """A convolution as a sum over the input channels."""
+    convolve = convolution_of(operation)
+    if convolve is None or operation.context.arguments.get("groups", 1) != 1:
+        return None
+    x, weight, *rest = operation.inputs
+    channels, bias = weight.shape[1], rest[0] if rest else None
+    work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
+    if channels > _MOST_CHANNELS or work > _MOST_WORK:
+        return None
+
+    def product(chosen: Tensor, times: float) -> Tensor:
+        value = convolve(x[:, chosen], weight[:, chosen]) * times
+        return value if bias is None else value + bias.view(1, -1, *(1,) * (value.dim() - 2))
+
+    def terms(places: Tensor) -> Tensor:
+        parts = [convolve(x[:, [each]], weight[:, [each]]) for each in range(channels)]
+        return torch.stack([part.flatten()[places] for part in parts], dim=1)
+
+    return Contraction(channels, bias is not None, product, terms)
 
 
 # --- Reductions off by one ------------------------------------------------------------------------

@@ -43,10 +43,7 @@ from paritas.core.diagnosis.patterns.steps import first_of, with_factor
 from paritas.core.diagnosis.patterns.sums import scale_result, sum_variations
 from paritas.core.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
-from paritas.core.diagnosis.patterns.wiring import (
-    moving_variations,
-    wiring_variations,
-)
+from paritas.core.diagnosis.patterns.wiring import moving_variations, wiring_variations
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.operators import bind_arguments
 
@@ -71,37 +68,77 @@ _OWN_KINDS = frozenset(
 _SAME = 1e-4
 
 
-@dataclasses.dataclass
-class _Change:
-    """Writes out a formula with the operators of some roles changed.
+# --- A call of one or more operators --------------------------------------------------------------
 
-    Attributes:
-        before: what comes before the first of them, which is the same for every change.
-        steps: the operators that were called, by their roles.
+
+def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
+    """Mistakes inside of operators, and those that one of several operators can have."""
+    for position, step in steps:
+        yield from _at(position, _written_mistakes(step))
+    for number, (position, step) in enumerate(steps):
+        if len(steps) > 1:
+            yield from _at(position, step_variations(step))
+            if number < len(steps) - 1:
+                yield from _at(position, rounding_variations(step))
+            for _, before in steps[:number]:
+                yield from _at(position, neighbour_variations(before, step))
+        yield from _at(position, reduction_variations(step))
+        yield from _at(position, running_variations(step))
+        if step.name.startswith("nll_loss") and step.values.get("weight") is None:
+            yield from _at(position, map(_smooth_labels, SMOOTHING))
+    for position, step in steps:
+        yield from _at(position, selection_variations(step))
+        yield from _at(position, saved_variations(step))
+
+
+def _at(position: int, suggestions: Iterable[T]) -> Iterator[tuple[int, T]]:
+    """Suggestions for one operator, with its place."""
+    return zip(itertools.repeat(position), suggestions, strict=False)
+
+
+def _written_mistakes(step: Step) -> Iterator[Variation]:
+    for written in Written.all_of(step):
+        yield from written.variations()
+        yield from wiring_variations(step, written.formula)
+        if "backward" in step.name:
+            yield from moving_variations(step, written.formula)
+
+
+def changed_values(
+    steps: Sequence[tuple[int, Step]], output: int, shape: tuple[int, ...] | None
+) -> Iterator[Iterator[tuple[int, Variation]]]:
+    """Something done to the result, to an operand, or to a value on the way; in this order.
+
+    Args:
+        output: which of the results of the last operator it is.
+        shape: the shape in which that is returned; None if more is done to it.
     """
+    position, last = steps[-1]
+    yield _at(position, result_changes(last, output, shape))
+    yield ((index, change) for index, step in steps for change in operand_changes(step))
+    yield ((index, change) for index, step in steps[:-1] for change in result_changes(step))
+    yield _at(position, result_pairs(last, output))
+    yield ((index, pair) for index, step in steps for pair in operand_pairs(step))
+    yield (
+        (index, change)
+        for index, step in steps
+        for written in Written.all_of(step)
+        for change in written.changes(step)
+    )
 
-    roles: tuple[str, ...] = ()
-    change: Callable[[Step], Any] | None = None
-    before: list[Tensor] = dataclasses.field(default_factory=list)
-    steps: dict[str, Step] = dataclasses.field(default_factory=dict)
-    _number: int = 0
 
-    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self.change is not None and role not in self.roles:
-            if self.steps:
-                return operator(*args, **kwargs)  # type: ignore[no-any-return]
-            if self._number == len(self.before):
-                self.before.append(operator(*args, **kwargs))
-            self._number += 1
-            return self.before[self._number - 1]
-        step = Step(operator, bind_arguments(operator, args, kwargs))
-        self.steps[role] = step
-        if self.change is None:
-            return operator(*args, **kwargs)  # type: ignore[no-any-return]
-        value: Tensor = self.change(step)
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError("what comes after it would hide the mistake")
-        return value
+def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
+    """The numbers of operators, or of the simple ones that they consist of, that may be wrong."""
+    for position, step in steps:
+        yield from _at(position, unknown_numbers(step))
+    for position, step in steps:
+        for written in Written.all_of(step):
+            yield from _at(position, written.unknowns(scaled_inside="backward" in step.name))
+        if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
+            yield from _at(position, inner_unknowns(step))
+
+
+# --- Operators written out ------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +267,39 @@ class Written:
         return all(role in self.inner and self.inner[role].name == "sub" for role in roles)
 
 
+@dataclasses.dataclass
+class _Change:
+    """Writes out a formula with the operators of some roles changed.
+
+    Attributes:
+        before: what comes before the first of them, which is the same for every change.
+        steps: the operators that were called, by their roles.
+    """
+
+    roles: tuple[str, ...] = ()
+    change: Callable[[Step], Any] | None = None
+    before: list[Tensor] = dataclasses.field(default_factory=list)
+    steps: dict[str, Step] = dataclasses.field(default_factory=dict)
+    _number: int = 0
+
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.change is not None and role not in self.roles:
+            if self.steps:
+                return operator(*args, **kwargs)  # type: ignore[no-any-return]
+            if self._number == len(self.before):
+                self.before.append(operator(*args, **kwargs))
+            self._number += 1
+            return self.before[self._number - 1]
+        step = Step(operator, bind_arguments(operator, args, kwargs))
+        self.steps[role] = step
+        if self.change is None:
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+        value: Tensor = self.change(step)
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("what comes after it would hide the mistake")
+        return value
+
+
 def _is_same(actual: Tensor, right: Tensor) -> bool:
     if actual.shape != right.shape or not right.numel():
         return False
@@ -318,73 +388,3 @@ def _added_to_root(number: float) -> Variation:
         return 1 / (1 / root + number) if step.name == "rsqrt" else root + number
 
     return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the root", run)
-
-
-# --- A call of one or more operators --------------------------------------------------------------
-
-
-def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
-    """Mistakes inside of operators, and those that one of several operators can have."""
-    for position, step in steps:
-        yield from _at(position, _written_mistakes(step))
-    for number, (position, step) in enumerate(steps):
-        if len(steps) > 1:
-            yield from _at(position, step_variations(step))
-            if number < len(steps) - 1:
-                yield from _at(position, rounding_variations(step))
-            for _, before in steps[:number]:
-                yield from _at(position, neighbour_variations(before, step))
-        yield from _at(position, reduction_variations(step))
-        yield from _at(position, running_variations(step))
-        if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from _at(position, map(_smooth_labels, SMOOTHING))
-    for position, step in steps:
-        yield from _at(position, selection_variations(step))
-        yield from _at(position, saved_variations(step))
-
-
-def _at(position: int, suggestions: Iterable[T]) -> Iterator[tuple[int, T]]:
-    """Suggestions for one operator, with its place."""
-    return zip(itertools.repeat(position), suggestions, strict=False)
-
-
-def _written_mistakes(step: Step) -> Iterator[Variation]:
-    for written in Written.all_of(step):
-        yield from written.variations()
-        yield from wiring_variations(step, written.formula)
-        if "backward" in step.name:
-            yield from moving_variations(step, written.formula)
-
-
-def changed_values(
-    steps: Sequence[tuple[int, Step]], output: int, shape: tuple[int, ...] | None
-) -> Iterator[Iterator[tuple[int, Variation]]]:
-    """Something done to the result, to an operand, or to a value on the way; in this order.
-
-    Args:
-        output: which of the results of the last operator it is.
-        shape: the shape in which that is returned; None if more is done to it.
-    """
-    position, last = steps[-1]
-    yield _at(position, result_changes(last, output, shape))
-    yield ((index, change) for index, step in steps for change in operand_changes(step))
-    yield ((index, change) for index, step in steps[:-1] for change in result_changes(step))
-    yield _at(position, result_pairs(last, output))
-    yield ((index, pair) for index, step in steps for pair in operand_pairs(step))
-    yield (
-        (index, change)
-        for index, step in steps
-        for written in Written.all_of(step)
-        for change in written.changes(step)
-    )
-
-
-def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
-    """The numbers of operators, or of the simple ones that they consist of, that may be wrong."""
-    for position, step in steps:
-        yield from _at(position, unknown_numbers(step))
-    for position, step in steps:
-        for written in Written.all_of(step):
-            yield from _at(position, written.unknowns(scaled_inside="backward" in step.name))
-        if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
-            yield from _at(position, inner_unknowns(step))

@@ -37,80 +37,259 @@ if TYPE_CHECKING:
     from paritas.sharding.operators.runner import OperatorRun, RankLeaf, Reach
 
 
-# --- Collectives for tensors of any dtype and for parts of different sizes ------------------------
+# --- The runs -------------------------------------------------------------------------------------
 
-_OPERATIONS = {
-    "sum": distributed.ReduceOp.SUM,
-    "avg": distributed.ReduceOp.SUM,  # gloo has no average
-    "max": distributed.ReduceOp.MAX,
-    "min": distributed.ReduceOp.MIN,
-    "product": distributed.ReduceOp.PRODUCT,
-}
+_HOST = torch.device("cpu")
 
 
-def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
-    """The concatenated parts of all ranks; None if they do not fit together."""
-    shapes = _gather_shapes(tensor, ranks)
-    if not -tensor.dim() <= dim < tensor.dim():
-        return None
-    dim %= tensor.dim()
-    rests = {(dtype, shape[:dim], shape[dim + 1 :]) for dtype, shape in shapes if len(shape) > dim}
-    if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in shapes):
-        return None
-    sizes = [shape[dim] for _, shape in shapes]
-    # An all-gather needs parts of equal size, so all ranks pad to the largest.
-    padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
-    padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
-    sent = _on_sending_device(_plain(padded))
-    parts = [torch.empty_like(sent) for _ in range(ranks)]
-    distributed.all_gather(parts, sent)
-    trimmed_parts = [
-        _as_before(part, tensor).narrow(dim, 0, size)
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    return torch.cat(trimmed_parts, dim)
+class Team(Protocol):
+    """Ranks of any kind that can run a task."""
+
+    def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        """Run the task on each rank with its payload."""
+
+    def pack_operator(self, function: Callable[..., Any], name: str) -> Sent:
+        """An operator in a form that these ranks can receive."""
 
 
-def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
-    """The reduced terms of all ranks; None if they do not fit together."""
-    shapes = _gather_shapes(tensor, ranks)
-    if len(set(shapes)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
-        return None
-    small = not tensor.is_floating_point() and not tensor.is_complex()
-    sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
-    sent = _on_sending_device(sent.contiguous())
-    distributed.all_reduce(sent, op=_OPERATIONS[reduction])
-    if small:
-        return sent.to(tensor.dtype)
-    reduced_tensor = _as_before(sent, tensor)
-    return reduced_tensor / ranks if reduction == "avg" else reduced_tensor
+class RemoteRunner(Runner):
+    """Runs the whole here and the parts on a team of ranks."""
+
+    def __init__(
+        self,
+        call: OperatorCall,
+        levels: tuple[tuple[Recipe, int], ...],
+        seed: int,
+        team: Team,
+        program: Callable[..., Any] | None = None,
+    ) -> None:
+        """`program` is what the ranks run instead of the operator."""
+        super().__init__(call, levels, seed)
+        self.team = team
+        self.operator = team.pack_operator(program or call.function, "" if program else call.name)
+        self.device = device_of(call)
+        self.is_program = program is not None
+        self.exchanges = any(recipe.exchanges for recipe, _ in levels)
+        self.ranks = math.prod(ranks for _, ranks in levels)
+        self.joined_by_ranks: dict[Item, Tensor] = {}
+        self._here = False
+
+    def split(
+        self,
+        *,
+        wide: bool,
+        cotangents: int = COTANGENTS,
+        around: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> OperatorRun:
+        """Run on the ranks; here if rounding is perturbed and the ranks do not communicate."""
+        self._here = around is not None and not self.is_program and not self.exchanges
+        return super().split(wide=wide, cotangents=cotangents, around=around)
+
+    def run_ranks(self, values: Values, terms: Terms) -> dict[Item, Any]:
+        """The results of all ranks; with a single axis, as their own collectives joined them."""
+        together = super().run_ranks(values, terms)
+        if not self._here and len(self.levels) == 1:
+            for item, value in self.joined_by_ranks.items():
+                together[item] = _carry_collective(item, together[item], value)
+        return together
+
+    def claimed_gradients(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
+        """Each rank of a program starts its backward pass from the whole cotangent."""
+        return targets if self.is_program else super().claimed_gradients(targets)
+
+    def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[Item, Any]]:
+        """The results of all ranks, connected to their arguments by autograd."""
+        if self._here:
+            return super().run_leaves(ranks)
+        flat = [_all_tensors(leaf.values) for leaf in ranks]
+        run = _RanksPass(self, ranks, [len(tensors) for tensors in flat])
+        result_tensors = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
+        tensor_by_item = dict(zip(run.order, result_tensors, strict=True))
+        return [
+            {item: tensor_by_item.get((rank, item), value) for item, value in done.own.items()}
+            for rank, done in enumerate(run.done)
+        ]
+
+    def works(self, leaves: list[RankLeaf]) -> list[RankWork]:
+        """The work of each rank, with its own part of the arguments only."""
+        single = len(self.levels) == 1
+        return [
+            RankWork(
+                operator=self.operator,
+                values={
+                    argument_place: map_tensors(value, _copy_to_host)
+                    if isinstance(value, torch.Tensor | list | tuple)
+                    else value
+                    for argument_place, value in leaf.values.items()
+                },
+                asked=tuple(tensor.requires_grad for tensor in _all_tensors(leaf.values)),
+                written=self.written,
+                outputs=self.levels[0][0].outputs if single else (),
+                default=torch.get_default_dtype(),
+                device=self.device.type,
+                seed=self.seed,
+                draws=None if self.draws is None else move_argument(self.draws.kept, _HOST),
+                reach=leaf.reach,
+                exchanges=self.exchanges,
+            )
+            for leaf in leaves
+        ]
+
+    def placements(self, leaf: RankLeaf) -> tuple[Role, ...]:
+        """The role of each tensor of a rank; with several axes, gradients are joined here."""
+        recipe = self.levels[0][0] if len(self.levels) == 1 else None
+        return tuple(
+            recipe.placement(argument_place) if recipe else Replicate(summed=False)
+            for argument_place, value in leaf.values.items()
+            for _ in tensors_in(value)
+        )
+
+    def ask(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
+        """Run a task on the ranks; remember a lost rank even if the error is caught."""
+        try:
+            answers = self.team(task, payloads)
+        except LostRankError as error:
+            self.lost = error
+            raise
+        return [self._move_to_device(done) for done in answers]
+
+    def _move_to_device(self, done: Done) -> Done:
+        """Move the answer of a rank from the CPU to the device of the call."""
+        if self.device == _HOST:
+            return done
+        own_items, together = (
+            {key: move_argument(item, self.device) for key, item in items.items()}
+            for items in (done.own, done.together)
+        )
+        return dataclasses.replace(done, own=own_items, together=together)
 
 
-def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The dtype and shape that each rank holds."""
-    shapes_by_rank: list[Any] = [None] * ranks
-    distributed.all_gather_object(shapes_by_rank, (str(tensor.dtype), tuple(tensor.shape)))
-    return shapes_by_rank
+@dataclasses.dataclass
+class _RanksPass:
+    """One forward pass on the ranks, and its backward pass."""
+
+    runner: RemoteRunner
+    leaves: list[RankLeaf]
+    counts: list[int]
+    done: list[Done] = dataclasses.field(default_factory=list)
+    order: list[tuple[int, Item]] = dataclasses.field(default_factory=list)
+
+    def forward(self) -> list[Tensor]:
+        self.done = self.runner.ask(go_forward, list(self.runner.works(self.leaves)))
+        _raise_first(self.done)
+        self.runner.joined_by_ranks = self.done[0].together
+        self.order = [
+            (rank, item)
+            for rank, done in enumerate(self.done)
+            for item, value in done.own.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        return [self.done[rank].own[item] for rank, item in self.order]
+
+    def backward(self, cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        sent = dict(zip(self.order, cotangents, strict=True))
+        backs = [
+            Back(
+                {
+                    item: torch.zeros_like(done.own[item], device=_HOST)
+                    if (cotangent := sent[rank, item]) is None
+                    else cotangent.contiguous().cpu()
+                    for item in done.live
+                },
+                self.runner.placements(self.leaves[rank]),
+                self.runner.exchanges,
+            )
+            for rank, done in enumerate(self.done)
+        ]
+        answers = self.runner.ask(go_back, list(backs))
+        _raise_first(answers)
+        rank_gradients = [
+            [done.own.get(tensor_position) for tensor_position in range(count)]
+            for done, count in zip(answers, self.counts, strict=True)
+        ]
+        for position, whole_gradient in answers[0].together.items():
+            self._place_collective(
+                rank_gradients, position, whole_gradient, backs[0].placements[position]
+            )
+        return [gradient for gradients in rank_gradients for gradient in gradients]
+
+    def _place_collective(
+        self,
+        rank_gradients: list[list[Tensor | None]],
+        position: int,
+        whole_gradient: Tensor,
+        placement: Role,
+    ) -> None:
+        """Distribute what a collective gave so that autograd joins it to the same value again."""
+        if all(gradients[position] is None for gradients in rank_gradients):
+            return
+        if isinstance(placement, Shard):
+            parts = [_all_tensors(leaf.values)[position] for leaf in self.leaves]
+            sizes = [part.shape[placement.dim] for part in parts]
+            for gradients, part in zip(
+                rank_gradients, whole_gradient.split(sizes, placement.dim), strict=True
+            ):
+                gradients[position] = part
+            return
+        for rank, gradients in enumerate(rank_gradients):
+            gradients[position] = whole_gradient if rank == 0 else torch.zeros_like(whole_gradient)
 
 
-def _on_sending_device(tensor: Tensor) -> Tensor:
-    backend = backend_of_group(distributed.get_backend())
-    return tensor if backend.needs_own_device else tensor.to(backend.device)
+class _OnRanks(torch.autograd.Function):
+    """The parts of all ranks as one node of the autograd graph of this process."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
+        rank_outputs = tuple(run.forward())
+        live = [item in run.done[rank].live for rank, item in run.order]
+        ctx.run = run
+        ctx.mark_non_differentiable(
+            *[tensor for tensor, keeps in zip(rank_outputs, live, strict=True) if not keeps]
+        )
+        ctx.set_materialize_grads(False)
+        return rank_outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        return (None, *ctx.run.backward(cotangents))
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """The same bits in a dtype that can be sent."""
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.resolve_conj()).contiguous()
-    if tensor.dtype is torch.bool:
-        return tensor.to(torch.uint8)
-    return tensor.contiguous()
+class _Carried(torch.autograd.Function):
+    """The value of a collective, with the backward pass of the value that was joined here."""
+
+    @staticmethod
+    def forward(_: Any, __: Tensor, there: Tensor) -> Tensor:
+        return there.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
-def _as_before(sent: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return torch.view_as_complex(sent)
-    return sent.to(tensor.dtype)
+def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
+    if here.shape != there.shape or here.dtype != there.dtype:
+        shapes = f"{list(there.shape)} from collectives, but {list(here.shape)} when joined here"
+        raise RankError(f"{item}: shape {shapes}")
+    if not here.requires_grad:
+        return there
+    return _Carried.apply(here, there)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _all_tensors(values: Values) -> list[Tensor]:
+    return [tensor for value in values.values() for tensor in tensors_in(value)]
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    # A view would be pickled with its whole storage.
+    return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
+
+
+def _raise_first(done: list[Done]) -> None:
+    for rank, answer in enumerate(done):
+        if answer.error is not None:
+            if answer.refused:
+                raise UsageError(answer.error)
+            raise RankError(f"rank {rank} of {len(done)} raised {answer.error}")
 
 
 # --- What a rank does: run the operator on its part, then join the results by collectives ---------
@@ -397,256 +576,77 @@ def _find_by_name(name: str) -> Any:
         return None
 
 
-# --- The runs -------------------------------------------------------------------------------------
+# --- Collectives for tensors of any dtype and for parts of different sizes ------------------------
 
-_HOST = torch.device("cpu")
-
-
-class Team(Protocol):
-    """Ranks of any kind that can run a task."""
-
-    def __call__(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Run the task on each rank with its payload."""
-
-    def pack_operator(self, function: Callable[..., Any], name: str) -> Sent:
-        """An operator in a form that these ranks can receive."""
+_OPERATIONS = {
+    "sum": distributed.ReduceOp.SUM,
+    "avg": distributed.ReduceOp.SUM,  # gloo has no average
+    "max": distributed.ReduceOp.MAX,
+    "min": distributed.ReduceOp.MIN,
+    "product": distributed.ReduceOp.PRODUCT,
+}
 
 
-class RemoteRunner(Runner):
-    """Runs the whole here and the parts on a team of ranks."""
-
-    def __init__(
-        self,
-        call: OperatorCall,
-        levels: tuple[tuple[Recipe, int], ...],
-        seed: int,
-        team: Team,
-        program: Callable[..., Any] | None = None,
-    ) -> None:
-        """`program` is what the ranks run instead of the operator."""
-        super().__init__(call, levels, seed)
-        self.team = team
-        self.operator = team.pack_operator(program or call.function, "" if program else call.name)
-        self.device = device_of(call)
-        self.is_program = program is not None
-        self.exchanges = any(recipe.exchanges for recipe, _ in levels)
-        self.ranks = math.prod(ranks for _, ranks in levels)
-        self.joined_by_ranks: dict[Item, Tensor] = {}
-        self._here = False
-
-    def split(
-        self,
-        *,
-        wide: bool,
-        cotangents: int = COTANGENTS,
-        around: contextlib.AbstractContextManager[Any] | None = None,
-    ) -> OperatorRun:
-        """Run on the ranks; here if rounding is perturbed and the ranks do not communicate."""
-        self._here = around is not None and not self.is_program and not self.exchanges
-        return super().split(wide=wide, cotangents=cotangents, around=around)
-
-    def run_ranks(self, values: Values, terms: Terms) -> dict[Item, Any]:
-        """The results of all ranks; with a single axis, as their own collectives joined them."""
-        together = super().run_ranks(values, terms)
-        if not self._here and len(self.levels) == 1:
-            for item, value in self.joined_by_ranks.items():
-                together[item] = _carry_collective(item, together[item], value)
-        return together
-
-    def claimed_gradients(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
-        """Each rank of a program starts its backward pass from the whole cotangent."""
-        return targets if self.is_program else super().claimed_gradients(targets)
-
-    def run_leaves(self, ranks: list[RankLeaf]) -> Iterable[dict[Item, Any]]:
-        """The results of all ranks, connected to their arguments by autograd."""
-        if self._here:
-            return super().run_leaves(ranks)
-        flat = [_all_tensors(leaf.values) for leaf in ranks]
-        run = _RanksPass(self, ranks, [len(tensors) for tensors in flat])
-        result_tensors = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
-        tensor_by_item = dict(zip(run.order, result_tensors, strict=True))
-        return [
-            {item: tensor_by_item.get((rank, item), value) for item, value in done.own.items()}
-            for rank, done in enumerate(run.done)
-        ]
-
-    def works(self, leaves: list[RankLeaf]) -> list[RankWork]:
-        """The work of each rank, with its own part of the arguments only."""
-        single = len(self.levels) == 1
-        return [
-            RankWork(
-                operator=self.operator,
-                values={
-                    argument_place: map_tensors(value, _copy_to_host)
-                    if isinstance(value, torch.Tensor | list | tuple)
-                    else value
-                    for argument_place, value in leaf.values.items()
-                },
-                asked=tuple(tensor.requires_grad for tensor in _all_tensors(leaf.values)),
-                written=self.written,
-                outputs=self.levels[0][0].outputs if single else (),
-                default=torch.get_default_dtype(),
-                device=self.device.type,
-                seed=self.seed,
-                draws=None if self.draws is None else move_argument(self.draws.kept, _HOST),
-                reach=leaf.reach,
-                exchanges=self.exchanges,
-            )
-            for leaf in leaves
-        ]
-
-    def placements(self, leaf: RankLeaf) -> tuple[Role, ...]:
-        """The role of each tensor of a rank; with several axes, gradients are joined here."""
-        recipe = self.levels[0][0] if len(self.levels) == 1 else None
-        return tuple(
-            recipe.placement(argument_place) if recipe else Replicate(summed=False)
-            for argument_place, value in leaf.values.items()
-            for _ in tensors_in(value)
-        )
-
-    def ask(self, task: Callable[[int, int, Any], Done], payloads: list[Any]) -> list[Done]:
-        """Run a task on the ranks; remember a lost rank even if the error is caught."""
-        try:
-            answers = self.team(task, payloads)
-        except LostRankError as error:
-            self.lost = error
-            raise
-        return [self._move_to_device(done) for done in answers]
-
-    def _move_to_device(self, done: Done) -> Done:
-        """Move the answer of a rank from the CPU to the device of the call."""
-        if self.device == _HOST:
-            return done
-        own_items, together = (
-            {key: move_argument(item, self.device) for key, item in items.items()}
-            for items in (done.own, done.together)
-        )
-        return dataclasses.replace(done, own=own_items, together=together)
+def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
+    """The concatenated parts of all ranks; None if they do not fit together."""
+    shapes = _gather_shapes(tensor, ranks)
+    if not -tensor.dim() <= dim < tensor.dim():
+        return None
+    dim %= tensor.dim()
+    rests = {(dtype, shape[:dim], shape[dim + 1 :]) for dtype, shape in shapes if len(shape) > dim}
+    if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in shapes):
+        return None
+    sizes = [shape[dim] for _, shape in shapes]
+    # An all-gather needs parts of equal size, so all ranks pad to the largest.
+    padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
+    padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
+    sent = _on_sending_device(_plain(padded))
+    parts = [torch.empty_like(sent) for _ in range(ranks)]
+    distributed.all_gather(parts, sent)
+    trimmed_parts = [
+        _as_before(part, tensor).narrow(dim, 0, size)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return torch.cat(trimmed_parts, dim)
 
 
-@dataclasses.dataclass
-class _RanksPass:
-    """One forward pass on the ranks, and its backward pass."""
-
-    runner: RemoteRunner
-    leaves: list[RankLeaf]
-    counts: list[int]
-    done: list[Done] = dataclasses.field(default_factory=list)
-    order: list[tuple[int, Item]] = dataclasses.field(default_factory=list)
-
-    def forward(self) -> list[Tensor]:
-        self.done = self.runner.ask(go_forward, list(self.runner.works(self.leaves)))
-        _raise_first(self.done)
-        self.runner.joined_by_ranks = self.done[0].together
-        self.order = [
-            (rank, item)
-            for rank, done in enumerate(self.done)
-            for item, value in done.own.items()
-            if isinstance(value, torch.Tensor)
-        ]
-        return [self.done[rank].own[item] for rank, item in self.order]
-
-    def backward(self, cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        sent = dict(zip(self.order, cotangents, strict=True))
-        backs = [
-            Back(
-                {
-                    item: torch.zeros_like(done.own[item], device=_HOST)
-                    if (cotangent := sent[rank, item]) is None
-                    else cotangent.contiguous().cpu()
-                    for item in done.live
-                },
-                self.runner.placements(self.leaves[rank]),
-                self.runner.exchanges,
-            )
-            for rank, done in enumerate(self.done)
-        ]
-        answers = self.runner.ask(go_back, list(backs))
-        _raise_first(answers)
-        rank_gradients = [
-            [done.own.get(tensor_position) for tensor_position in range(count)]
-            for done, count in zip(answers, self.counts, strict=True)
-        ]
-        for position, whole_gradient in answers[0].together.items():
-            self._place_collective(
-                rank_gradients, position, whole_gradient, backs[0].placements[position]
-            )
-        return [gradient for gradients in rank_gradients for gradient in gradients]
-
-    def _place_collective(
-        self,
-        rank_gradients: list[list[Tensor | None]],
-        position: int,
-        whole_gradient: Tensor,
-        placement: Role,
-    ) -> None:
-        """Distribute what a collective gave so that autograd joins it to the same value again."""
-        if all(gradients[position] is None for gradients in rank_gradients):
-            return
-        if isinstance(placement, Shard):
-            parts = [_all_tensors(leaf.values)[position] for leaf in self.leaves]
-            sizes = [part.shape[placement.dim] for part in parts]
-            for gradients, part in zip(
-                rank_gradients, whole_gradient.split(sizes, placement.dim), strict=True
-            ):
-                gradients[position] = part
-            return
-        for rank, gradients in enumerate(rank_gradients):
-            gradients[position] = whole_gradient if rank == 0 else torch.zeros_like(whole_gradient)
+def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
+    """The reduced terms of all ranks; None if they do not fit together."""
+    shapes = _gather_shapes(tensor, ranks)
+    if len(set(shapes)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
+        return None
+    small = not tensor.is_floating_point() and not tensor.is_complex()
+    sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
+    sent = _on_sending_device(sent.contiguous())
+    distributed.all_reduce(sent, op=_OPERATIONS[reduction])
+    if small:
+        return sent.to(tensor.dtype)
+    reduced_tensor = _as_before(sent, tensor)
+    return reduced_tensor / ranks if reduction == "avg" else reduced_tensor
 
 
-class _OnRanks(torch.autograd.Function):
-    """The parts of all ranks as one node of the autograd graph of this process."""
-
-    @staticmethod
-    def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
-        rank_outputs = tuple(run.forward())
-        live = [item in run.done[rank].live for rank, item in run.order]
-        ctx.run = run
-        ctx.mark_non_differentiable(
-            *[tensor for tensor, keeps in zip(rank_outputs, live, strict=True) if not keeps]
-        )
-        ctx.set_materialize_grads(False)
-        return rank_outputs
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
-        return (None, *ctx.run.backward(cotangents))
+def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
+    """The dtype and shape that each rank holds."""
+    shapes_by_rank: list[Any] = [None] * ranks
+    distributed.all_gather_object(shapes_by_rank, (str(tensor.dtype), tuple(tensor.shape)))
+    return shapes_by_rank
 
 
-class _Carried(torch.autograd.Function):
-    """The value of a collective, with the backward pass of the value that was joined here."""
-
-    @staticmethod
-    def forward(_: Any, __: Tensor, there: Tensor) -> Tensor:
-        return there.clone()
-
-    @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+def _on_sending_device(tensor: Tensor) -> Tensor:
+    backend = backend_of_group(distributed.get_backend())
+    return tensor if backend.needs_own_device else tensor.to(backend.device)
 
 
-def _carry_collective(item: Item, here: Tensor, there: Tensor) -> Tensor:
-    if here.shape != there.shape or here.dtype != there.dtype:
-        shapes = f"{list(there.shape)} from collectives, but {list(here.shape)} when joined here"
-        raise RankError(f"{item}: shape {shapes}")
-    if not here.requires_grad:
-        return there
-    return _Carried.apply(here, there)  # type: ignore[no-any-return, no-untyped-call]
+def _plain(tensor: Tensor) -> Tensor:
+    """The same bits in a dtype that can be sent."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj()).contiguous()
+    if tensor.dtype is torch.bool:
+        return tensor.to(torch.uint8)
+    return tensor.contiguous()
 
 
-def _all_tensors(values: Values) -> list[Tensor]:
-    return [tensor for value in values.values() for tensor in tensors_in(value)]
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    # A view would be pickled with its whole storage.
-    return tensor.detach().clone(memory_format=torch.contiguous_format).cpu()
-
-
-def _raise_first(done: list[Done]) -> None:
-    for rank, answer in enumerate(done):
-        if answer.error is not None:
-            if answer.refused:
-                raise UsageError(answer.error)
-            raise RankError(f"rank {rank} of {len(done)} raised {answer.error}")
+def _as_before(sent: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        return torch.view_as_complex(sent)
+    return sent.to(tensor.dtype)
