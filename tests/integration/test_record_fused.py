@@ -112,7 +112,7 @@ def test_taps_bring_every_node_and_the_dump_says_so(tmp_path):
 
 def test_steps_that_are_not_wanted_run_the_plain_code(tmp_path, monkeypatch):
     made = []
-    original = fused.compile_listening
+    original = fused_graphs.compile_listening
     monkeypatch.setattr(
         fused_graphs, "compile_listening", lambda *given: made.append(1) or original(*given)
     )
@@ -124,7 +124,7 @@ def test_steps_that_are_not_wanted_run_the_plain_code(tmp_path, monkeypatch):
 def test_where_recording_changes_the_outputs_the_program_goes_on_with_its_own(
     tmp_path, monkeypatch
 ):
-    original = fused.compile_listening
+    original = fused_graphs.compile_listening
 
     def compile_wrongly(lowered, listener):
         code = original(lowered, listener)
