@@ -13,7 +13,6 @@ from integration.fused_graphs import perceptron
 from paritas.core.errors import UnsupportedTorchError, UsageError
 from paritas.formats.dumps.reading import Dump
 from paritas.recording import fused_graphs
-from paritas.recording import record as fused
 from paritas.recording.record import record
 
 # What buffers hold is asked in `test_record_fused_buffers.py`, of kernels with vectors.
