@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
 LIBRARY = "transformers"
@@ -89,6 +89,21 @@ def save_and_load(model: Any) -> Any:
         model.save_pretrained(folder)
         loaded = type(model).from_pretrained(folder, **{dtype: model.dtype}, **how)
     return loaded.to(model.device)
+
+
+def arguments_without_cache(model: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The keyword arguments of the same call of a model, but without a cache that it would fill.
+
+    None if they are the same, or if the caller passes a cache.
+    """
+    if (
+        not is_pretrained_model(model)
+        or "use_cache" not in inspect.signature(model.forward).parameters
+    ):
+        return None
+    if kwargs.get("use_cache") is False or kwargs.get("past_key_values") is not None:
+        return None
+    return {**kwargs, "use_cache": False}
 
 
 # --- Attention ------------------------------------------------------------------------------------

@@ -23,26 +23,29 @@ from paritas.core.execution.block_noise import ComposedNoise, Shaken, measure_er
 from paritas.core.execution.block_notes import describe_cut, label_texts
 from paritas.core.execution.block_runs import Recorder, bring_back
 from paritas.core.execution.blocks import named_modules, require_blocks
-from paritas.core.execution.cut_models import BETWEEN, Rest, Side
+from paritas.core.execution.cut_models import BETWEEN, OtherArgument, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import OUTPUT, RunOptions, keep_gradient, same_value
+from paritas.core.execution.other_arguments import take_both_arguments
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.core.execution.subjects import ForeignProgram, Inputs, inspect_subject
-from paritas.core.judging.comparer import CollectedFindings, Comparer
+from paritas.core.judging.comparer import CollectedFindings, Comparer, LiftOf
 from paritas.core.judging.failures import FailedPair
+from paritas.core.judging.pairs import Pair, Ruling, judge_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_RUNS
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import detach_value, map_leaves
 from paritas.core.numerics.flattening import flatten_value
-from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.core.results.progress import Progress
 from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.dynamo import backends_of, original_of, undo_compile
 from paritas.core.torch_private.tensors import is_out_of_memory
+from paritas.core.transformers_library import arguments_without_cache
 from paritas.verification.approximations import settle_and_locate
 from paritas.verification.places import add_place, wrong_findings
 from paritas.verification.verify import Verification, same_observation
@@ -62,6 +65,10 @@ _NEAR = 0.05
 _NO_CUT_ADVICE = (
     "a model of transformers fills a cache: pass use_cache=False; otherwise name other blocks, or "
     "check the whole model with by='whole'"
+)
+_CACHE = (
+    "the blocks write to a cache, so they were checked in a call with use_cache=False; the cache "
+    "is compared natively, as an output of the whole model"
 )
 _FUSIONS = (
     "the compiled model cannot be entered, so its blocks were compiled alone, by the same backend "
@@ -131,6 +138,7 @@ class _OneCheck:
         self.skipped: dict[str, list[str]] = collections.defaultdict(list)
         self.errors: dict[tuple[str, int], dict[str, Parked]] = {}
         self.repeats = False
+        self.failed: set[str] = set()  # the labels of pieces
         # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
         self.summed: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -161,7 +169,7 @@ class _OneCheck:
         if self._report_changed(prints):
             return self._verdict(recorder)
         try:
-            self._check_all(whole_verification, recorder)
+            recorder = self._check_all(whole_verification, recorder)
         except KeyboardInterrupt:
             if not wrong_findings(self.out.verdict(strict=self.config.strict)):
                 raise
@@ -170,10 +178,12 @@ class _OneCheck:
         self._report_changed(prints)
         return self._verdict(recorder)
 
-    def _check_all(self, whole_verification: _WholeVerification, recorder: Recorder) -> None:
+    def _check_all(self, whole_verification: _WholeVerification, recorder: Recorder) -> Recorder:
         """Check the pieces, then the whole model at the noise that the pieces have."""
+        recorded = whole_verification
         if whole_verification.natives[0].error is None:
-            self._check_pieces(whole_verification, recorder)
+            recorded, recorder = self._record_without_cache(whole_verification, recorder)
+            self._check_pieces(whole_verification, recorded, recorder)
 
         def shaken(seed: int) -> Observation:
             watch = Shaken(self.check.reference.blocks, self.errors, seed)
@@ -187,18 +197,52 @@ class _OneCheck:
             whole_verification.natives[0].error is None
             and whole_verification.natives[0].gradient_error is None
         ):
-            self._check_sums(whole_verification, noise)
+            self._check_sums(recorded, noise)
         self.out.take(collected)
+        return recorder
+
+    def _record_without_cache(
+        self, whole_verification: _WholeVerification, recorder: Recorder
+    ) -> tuple[_WholeVerification, Recorder]:
+        """The calls of blocks in a run that fills no cache, if they write to one in the first run.
+
+        A model cannot be cut at blocks that write to their arguments.
+        """
+        model = self.check.reference.call
+        kwargs = arguments_without_cache(model, self.inputs.kwargs) if recorder.uncut else None
+        if kwargs is None:
+            return whole_verification, recorder
+        recorded = _WholeVerification(
+            whole_verification.reference,
+            whole_verification.candidate,
+            dataclasses.replace(self.inputs, kwargs=kwargs),
+            whole_verification.config,
+            self.number,
+            self.check.tell,
+        )
+        uncached = Recorder(self.check.reference.blocks)
+        recorded.run_reference(uncached)
+        if recorded.natives[0].error is not None or len(uncached.uncut) >= len(recorder.uncut):
+            return whole_verification, recorder
+        self.out.notes.append(_CACHE)
+        return recorded, uncached
 
     # --- The pieces -------------------------------------------------------------------------------
 
-    def _check_pieces(self, whole_verification: _WholeVerification, recorder: Recorder) -> None:
+    def _check_pieces(
+        self,
+        whole_verification: _WholeVerification,
+        recorded: _WholeVerification,
+        recorder: Recorder,
+    ) -> None:
+        """Check the blocks and the rest, as they were called in a recorded run."""
         keeps_errors = not whole_verification.is_identical
         self.repeats = whole_verification.repeats
         calls = recorder.cut_calls()
-        rest = Rest(self.check.reference, self.check.candidate, self.inputs, calls)
+        rest = Rest(self.check.reference, self.check.candidate, recorded.inputs, calls)
         try:
             rest.look_for_passages(self.rng)
+            rest.find_other_arguments(self.rng)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -217,7 +261,7 @@ class _OneCheck:
             self._tell(done, len(todo) + 1)
             self._check_block(call, rest, keeps_errors=keeps_errors)
         self._tell(len(todo), len(todo) + 1)
-        self._check_rest(rest, whole_verification)
+        self._check_rest(rest, recorded)
 
     @property
     def _piece_config(self) -> VerifyConfig:
@@ -242,17 +286,17 @@ class _OneCheck:
             self.check.reference.blocks[call.name],
             self.check.candidate.blocks[call.name],
         )
-        label = call.name if not call.number else f"{call.name} (call {call.number + 1})"
+        label = _label_call(call)
         upstream = call.upstream_gradients()
         inputs = call.inputs()
         config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
         with call.around.around(), _enter_call_buffers(call, ours, candidate_block):
+            if call.others is not None:
+                ours, candidate_block = take_both_arguments(ours, candidate_block)
             verification = self._verify_piece(
                 _Piece(label, call.name), (ours, self.check.candidate.like(candidate_block)),
                 inputs, call.draws[0], upstream, config,
             )  # fmt: skip
-            if verification is None:
-                return
             evidence = verification.evidence
             if evidence is None or evidence.native[0].error is not None:
                 return
@@ -275,8 +319,7 @@ class _OneCheck:
         rng: RandomState,
         upstream: Mapping[Item, Tensor],
         config: VerifyConfig,
-        names: Mapping[str, str] | None = None,
-    ) -> Verification | None:
+    ) -> _PieceVerification:
         """Verify one piece, and take its findings."""
         reference = inspect_subject(pair[0], "reference", "framework_model")
         candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
@@ -285,8 +328,7 @@ class _OneCheck:
             detached = map_leaves([list(inputs.args), inputs.kwargs], detach_value)
             inputs = Inputs(tuple(detached[0]), detached[1])
         rng.restore()
-        verification = Verification(reference, candidate, inputs, config, 0, lambda _: None)
-        verification.runs_again_later = True
+        verification = _PieceVerification(piece, (reference, candidate), inputs, config)
         verification.conditions = dataclasses.replace(
             verification.conditions,
             upstream=upstream,
@@ -302,8 +344,10 @@ class _OneCheck:
             verdict = settled.verdict
             if failure_place is not None and not verdict.passed:
                 verdict = add_place(verdict, failure_place)
-        self._take(verdict, piece, names or {})
-        if not verdict.passed and len(self.check.failed) == 0 and not names:
+        self._take(verdict, piece)
+        if not verdict.passed:
+            self.failed.add(piece.label)
+        if not verdict.passed and len(self.check.failed) == 0 and piece.module:
             shown = [] if settled.inputs is None else [settled.inputs]
             self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
         if verification.evidence is not None:
@@ -313,29 +357,49 @@ class _OneCheck:
             raise KeyboardInterrupt  # after the findings about this piece
         return verification
 
-    def _check_rest(self, rest: Rest, whole_verification: _WholeVerification) -> None:
+    def _check_rest(self, rest: Rest, recorded: _WholeVerification) -> None:
         """Verify what lies between the blocks, as one program."""
-        inputs = rest.inputs()
-        upstream = rest.upstream(whole_verification.natives[0], whole_verification.conditions)
-        config = self._piece_config
+        native = recorded.natives[0]
+        upstream = rest.upstream(native, recorded.conditions)
+        piece = _Piece(BETWEEN, names=rest.names(native), others=rest.other_arguments())
         with rest.cut() as pair:
             verification = self._verify_piece(
-                _Piece(BETWEEN),
-                pair,
-                inputs,
-                self.rng,
-                upstream,
-                config,
-                rest.names(whole_verification.natives[0]),
+                piece, pair, rest.inputs(), self.rng, upstream, self._piece_config
             )
-            if (
-                verification is None
-                or verification.evidence is None
-                or verification.evidence.native[0].error is not None
-            ):
+            self._report_other_arguments(verification)
+            evidence = verification.evidence
+            if evidence is None or evidence.native[0].error is not None:
                 return
-            expected = rest.list_expected(whole_verification.natives[0])
+            expected = {
+                item: value
+                for item, value in rest.list_expected(native).items()
+                if not piece.is_other(item.name)
+            }
             self._check_values(BETWEEN, expected, verification)
+
+    def _report_other_arguments(self, verification: _PieceVerification) -> None:
+        """Judge arguments in another form by what the candidate's block makes of them.
+
+        What its block was checked with came from its own code as its compiler traces it. What the
+        compiled code passes must be the same.
+        """
+        agreeing: dict[str, list[str]] = collections.defaultdict(list)
+        for argument in verification.piece.others:
+            label = _label_call(argument.call)
+            passed = [v for i, v in verification.passed.items() if argument.includes(i.name)]
+            pairs = [*zip(argument.checked_leaves(), passed, strict=False)] or [(None, None)]
+            item = output(argument.name).in_graph(BETWEEN).during(0, self.number)
+            rule = functools.partial(
+                _rule_on_other_argument, argument.words, label, fails=label in self.failed
+            )
+            for checked, value in pairs:
+                findings, _ = judge_pair(Pair(item, checked, value), rules=[rule])
+                self.out.findings += findings
+                self.out.compared += len(findings)
+                if all(finding.status.passes() for finding in findings):
+                    agreeing[f"{argument.key}: {argument.words}"].append(label)
+        for words, labels in agreeing.items():
+            self.notes[f"argument {words}; its results are the same"] += labels
 
     # --- Is the model the sum of its pieces? ------------------------------------------------------
 
@@ -374,10 +438,10 @@ class _OneCheck:
                 total = gradient_copy if earlier_sum is None else earlier_sum[0] + gradient_copy
                 self.summed[id(parameter)] = total, parameter
 
-    def _check_sums(self, whole_verification: _WholeVerification, noise: ComposedNoise) -> None:
+    def _check_sums(self, recorded: _WholeVerification, noise: ComposedNoise) -> None:
         """Check that the gradients of the whole model are the sums of those of its pieces."""
-        first = whole_verification.natives[0]
-        state = whole_verification.reference.state
+        first = recorded.natives[0]
+        state = recorded.reference.state
         for name, parameter in {**state.lent, **state.tensors}.items():
             value = first.gradients.get(gradient(name))
             if value is None or not bool((value != 0).any()):
@@ -408,13 +472,13 @@ class _OneCheck:
         call = verification.failed_call(verdict)
         return dataclasses.replace(call, limit=self.check.search_limit, tell=self.check.tell)
 
-    def _take(self, verdict: Verdict, piece: _Piece, names: Mapping[str, str]) -> None:
+    def _take(self, verdict: Verdict, piece: _Piece) -> None:
         """Take the findings of a piece, under its name."""
         label, within = piece.label, piece.module
 
         def label_item(item: Item) -> Item:
             graph = f"{label}: {item.graph}" if item.graph else label
-            renamed = item.named(names.get(item.name, item.name)).in_graph(graph)
+            renamed = item.named(piece.names.get(item.name, item.name)).in_graph(graph)
             return renamed.during(item.call, self.number)
 
         paths = {finding.path: label_item(finding.item).text for finding in verdict.findings}
@@ -463,6 +527,21 @@ class _OneCheck:
             notes.append(_FUSIONS)
         self.out.notes[:0] = notes
         return self.out.verdict(strict=self.config.strict)
+
+
+def _label_call(call: BlockCall) -> str:
+    return call.name if not call.number else f"{call.name} (call {call.number + 1})"
+
+
+def _rule_on_other_argument(words: str, label: str, finding: Finding, *, fails: bool) -> Ruling:
+    """An argument is no result: what counts is whether the block's results are the same."""
+    if fails:
+        reason = f"{words}, and {label} does not compute the same from them"
+        return Ruling(Status.DIFFERENT, reason)
+    if not finding.status.passes():
+        reason = f"the compiled code passes another value than it does uncompiled: {finding.reason}"
+        return Ruling(finding.status, reason)
+    return Ruling(Status.EQUIVALENT, f"{words}; {label} computes the same from them")
 
 
 def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> bool:
@@ -545,11 +624,8 @@ class _WholeVerification(Verification):
 
     def run_both(self, recorder: Recorder) -> None:
         """Run the reference, with a recorder around its first call, and the candidate."""
-        plain = dataclasses.replace(self.conditions, sketches=True)
-        watched = RunOptions(watch=recorder)
-        self.conditions = dataclasses.replace(plain, options=watched)
-        self.natives = self._run_reference()
-        self.conditions = plain
+        self.run_reference(recorder)
+        plain = self.conditions
         self.mine = self._run_candidate(len(self.natives))
         self.intruded = self._intrusions()
         changing = {
@@ -561,6 +637,14 @@ class _WholeVerification(Verification):
         self.program = _WholeProgram(
             self.reference, self.inputs, self.rng, conditions, len(self.natives)
         )
+
+    def run_reference(self, recorder: Recorder) -> None:
+        """Run the reference, with a recorder around its first call."""
+        plain = dataclasses.replace(self.conditions, sketches=True)
+        watched = RunOptions(watch=recorder)
+        self.conditions = dataclasses.replace(plain, options=watched)
+        self.natives = self._run_reference()
+        self.conditions = plain
 
     @property
     def once(self) -> _WholeProgram:
@@ -580,7 +664,7 @@ class _WholeVerification(Verification):
         sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
         if by_order:
             candidate_calls = sides.rename_outputs(candidate_calls)
-        at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
+        at_noise = functools.partial(Comparer, sides, lift=LiftOf.NO_CALL, noise=noise)
         comparer = at_noise(Demand(), self.config, 0, self._label_item(CALL))
         collected = comparer.compare(first, candidate_calls[0])
         collected.take(self.intruded)
@@ -610,6 +694,9 @@ class _WholeVerification(Verification):
         self._report_moved(collected, moved)
 
 
+# --- The pieces -----------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class _Piece:
     """A part of both models that is verified alone.
@@ -617,7 +704,55 @@ class _Piece:
     Attributes:
         label: its name in findings.
         module: the path of the module that it is; "" for what lies between the blocks.
+        names: path in the piece -> how findings name it.
+        others: the arguments of blocks that the candidate passes in another form.
     """
 
     label: str
     module: str = ""
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    others: Sequence[OtherArgument] = ()
+
+    def is_other(self, path: str) -> bool:
+        """Whether an output is, or belongs to, an argument in another form."""
+        return any(other.includes(path) for other in self.others)
+
+
+class _PieceVerification(Verification):
+    """Verifies a piece; arguments in another form are set aside, for both sides differ in them.
+
+    Attributes:
+        passed: what the candidate itself passes as these arguments.
+    """
+
+    def __init__(
+        self,
+        piece: _Piece,
+        sides: tuple[Subject, Subject],
+        inputs: Inputs,
+        config: VerifyConfig,
+    ) -> None:
+        super().__init__(*sides, inputs, config, 0, lambda _: None)
+        self.piece = piece
+        self.passed: dict[Item, Any] = {}
+        self.runs_again_later = True
+
+    def _run_reference(self) -> list[Observation]:
+        return [self._set_aside(observation) for observation in super()._run_reference()]
+
+    def _run_candidate(self, reference_calls: int) -> list[Observation]:
+        observations = super()._run_candidate(reference_calls)
+        outputs = observations[0].outputs.items()
+        self.passed = {item: value for item, value in outputs if self.piece.is_other(item.name)}
+        return [self._set_aside(observation) for observation in observations]
+
+    def _set_aside(self, observation: Observation) -> Observation:
+        if not self.piece.others:
+            return observation
+        is_other = self.piece.is_other
+        return dataclasses.replace(
+            observation,
+            outputs={i: leaf for i, leaf in observation.outputs.items() if not is_other(i.name)},
+            kinds={path: kind for path, kind in observation.kinds.items() if not is_other(path)},
+            cut_off=[path for path in observation.cut_off if not is_other(path)],
+        )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paritas.core.execution.other_arguments import OtherArguments
+
 # --- Values that wait -----------------------------------------------------------------------------
 
 
@@ -116,6 +118,7 @@ class BlockCall:
         upstream: output -> its upstream gradient, parked.
         returned: (0 for positional or 1 for keyword, path) -> the gradient that it computes for
             that argument, parked; known once it has run alone.
+        others: the arguments that the candidate passes in another form, parked.
     """
 
     name: str
@@ -128,6 +131,7 @@ class BlockCall:
     result: Any = None
     upstream: dict[Item, Parked] = dataclasses.field(default_factory=dict)
     returned: dict[tuple[int, str], Parked] = dataclasses.field(default_factory=dict)
+    others: OtherArguments | None = None
 
     @property
     def is_random(self) -> bool:
@@ -147,8 +151,9 @@ class BlockCall:
         return {item: parked.back() for item, parked in self.upstream.items()}
 
     def inputs(self) -> Inputs:
-        """Its inputs, on their devices."""
-        return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
+        """Its inputs, on their devices, with the other ones of the candidate."""
+        others = {} if self.others is None else self.others.as_argument(bring_back)
+        return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs) | others)
 
 
 # What is remembered about a block that another one calls.

@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from paritas.core.execution.block_runs import bring_back, left_on_host, version_of
+from paritas.core.execution.block_runs import Parked, bring_back, left_on_host, version_of
 from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import INPUT, OUTPUT
+from paritas.core.execution.other_arguments import find_other_arguments
 from paritas.core.execution.reachable import original_of
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs, inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.items import Item, output
-from paritas.core.torch_private.dynamo import compile_like
+from paritas.core.torch_private.dynamo import compile_like, room_for_entries, run_as_it_is
+from paritas.core.torch_private.global_state import taking_stance
 from paritas.core.torch_private.operators import DispatchMode
-from paritas.core.torch_private.tensors import INTERNALS
+from paritas.core.torch_private.tensors import INTERNALS, is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from paritas.core.execution.block_runs import BlockCall
     from paritas.core.execution.observation import Observation, RunConditions
+    from paritas.core.execution.other_arguments import ArgumentKey, OtherArguments
 
 # What lies between the blocks, as a part of the model.
 BETWEEN = "between blocks"
@@ -95,6 +98,8 @@ class Rest:
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
         self._written: set[str] = set()
+        # Block -> key in the candidate's calls of it -> key in the reference's.
+        self._renamed: dict[str, dict[ArgumentKey, ArgumentKey]] = {}
         self.computes = False
 
     def inputs(self) -> Inputs:
@@ -129,6 +134,9 @@ class Rest:
             block_cut = existing_cuts.get(id(block))
             if block_cut is None:
                 block_cut = make_cut(block, name, self._left_out.get(name, frozenset()))
+                block_cut.cut_renamed = (
+                    {} if side is self.reference else self._renamed.get(name, {})
+                )
                 if any(call.is_random for call in calls):
                     block_cut.cut_draws = [call.draws for call in calls]
             cuts[name] = block_cut
@@ -153,6 +161,59 @@ class Rest:
     def _leave_uncut(self, name: str, why: str) -> None:
         self.uncut[name] = why
         del self.calls[name]
+
+    def find_other_arguments(self, rng: RandomState) -> None:
+        """Note with each call of a block what the candidate passes to it in another form.
+
+        Both sides run once. If the candidate is compiled, its compiler only traces it: what it then
+        passes may be other than in eager mode, where transformers leaves a causal mask out.
+        """
+        with self.cut() as (reference_rest, candidate_rest):
+            expected = self._run_for_arguments(reference_rest, rng)
+            with self._traced():
+                passed = self._run_for_arguments(candidate_rest, rng)
+        for name, calls in self.calls.items():
+            for call, before, now in zip(
+                calls, expected.get(name, ()), passed.get(name, ()), strict=False
+            ):
+                call.others = _find_others(self.candidate.blocks[name], before, now)
+            renamed = [call.others.renamed for call in calls if call.others is not None]
+            if renamed and all(keys == renamed[0] for keys in renamed):
+                self._renamed[name] = renamed[0]
+
+    def _run_for_arguments(self, rest: Callable[..., Any], rng: RandomState) -> dict[str, Any]:
+        """What each block gets; empty if the run raises, as the check of the rest then shows."""
+        state = inspect_subject(rest, "reference", "framework_model").state
+        inputs = copy_inputs(self.inputs())
+        rng.restore()
+        try:
+            taken: dict[str, Any] = rest(*inputs.args, **inputs.kwargs)[1]
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return {}
+        finally:
+            state.restore()
+        return taken
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Run what a compiler traces as it is."""
+        if not self.candidate.is_closed:
+            yield
+            return
+        with room_for_entries(), taking_stance("default", backend=run_as_it_is):
+            yield
+
+    def other_arguments(self) -> list[OtherArgument]:
+        """The arguments that the candidate passes in another form."""
+        return [
+            OtherArgument(call, key, words, _label_input(call, calls) + _argument_path(key)[3:])
+            for calls in self.calls.values()
+            for call in calls
+            if call.others is not None
+            for key, words in call.others.described.items()
+        ]
 
     def _passages(self, side: Side, rng: RandomState) -> dict[Any, Any]:
         with self._cut_side(side, {}) as (rest, _):
@@ -231,7 +292,7 @@ class Rest:
                 tree = flatten_value(left_on_host([call.args, call.kwargs])).leaves
                 for path in tree:
                     item_path = f"{_taken_path(call)}{path}"
-                    names[item_path] = f"input of {call.name}{number} {path[3:]}"
+                    names[item_path] = _label_input(call, calls) + path[3:]
                 for path in flatten_value(left_on_host(call.result)).leaves:
                     item_path = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
                     names[item_path] = f"result of {call.name}{number} {path}".rstrip()
@@ -272,6 +333,60 @@ def _is_written(results: Any) -> bool:
 def _inner_path(item: Item) -> str:
     """The path of an output of the model among those of its rest."""
     return f"{OUTPUT}[0]{item.name.removeprefix(OUTPUT)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherArgument:
+    """An argument of one call of a block that the candidate passes in another form.
+
+    Attributes:
+        key: its key in the reference's call, or a new keyword.
+        words: what both sides pass.
+        name: how findings name it.
+    """
+
+    call: BlockCall
+    key: ArgumentKey
+    words: str
+    name: str
+
+    def includes(self, path: str) -> bool:
+        """Whether an output of the rest is this argument, or a part of it."""
+        # A path goes on after a bracket: [1] is no beginning of [10].
+        return path.startswith(_taken_path(self.call) + _argument_path(self.key))
+
+    def checked_leaves(self) -> list[Any]:
+        """What the candidate's block was checked with, leaf by leaf."""
+        others = self.call.others
+        if others is None or self.key not in others.replaced:
+            return []
+        return [*flatten_value(bring_back(others.replaced[self.key])).leaves.values()]
+
+
+def _label_input(call: BlockCall, calls: Sequence[BlockCall]) -> str:
+    number = f"[{call.number}]" if len(calls) > 1 else ""
+    return f"input of {call.name}{number} "
+
+
+def _find_others(
+    block: nn.Module,
+    reference: tuple[list[Any], dict[str, Any]],
+    candidate: tuple[list[Any], dict[str, Any]],
+) -> OtherArguments | None:
+    """What the candidate passes in another form, parked."""
+    others = find_other_arguments(block, reference, candidate)
+    if others is None:
+        return None
+    replaced = {key: map_leaves(value, _park) for key, value in others.replaced.items()}
+    return dataclasses.replace(others, replaced=replaced)
+
+
+def _argument_path(key: ArgumentKey) -> str:
+    return f"[0][{key}]" if isinstance(key, int) else f"[1][{key!r}]"
+
+
+def _park(leaf: Any) -> Any:
+    return Parked(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _taken_path(call: BlockCall) -> str:
@@ -323,6 +438,7 @@ class Cut(nn.Module):
         self.cut_given: list[Any] = []
         self.cut_taken: list[Any] = []
         self.cut_draws: Sequence[tuple[RandomState, RandomState]] = ()
+        self.cut_renamed: Mapping[ArgumentKey, ArgumentKey] = {}
         self.__dict__["cut_block"] = weakref.ref(block)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -333,6 +449,8 @@ class Cut(nn.Module):
         left_out = self.cut_left_out
         taken = [None if position in left_out else value for position, value in enumerate(args)]
         named = {key: None if key in left_out else value for key, value in kwargs.items()}
+        if self.cut_renamed:
+            taken, named = _rename_arguments(taken, named, self.cut_renamed)
         self.cut_taken.append((taken, named))
         if self.cut_draws:
             _advance(*self.cut_draws[number])
@@ -360,6 +478,17 @@ class Cut(nn.Module):
 
     def __bool__(self) -> bool:
         return True
+
+
+def _rename_arguments(
+    args: list[Any], kwargs: dict[str, Any], renamed: Mapping[ArgumentKey, ArgumentKey]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by the keys that the reference gives them."""
+    pairs: list[tuple[ArgumentKey, Any]] = [*enumerate(args), *kwargs.items()]
+    by_key: dict[ArgumentKey, Any] = {renamed.get(key, key): value for key, value in pairs}
+    positions = sorted(key for key in by_key if isinstance(key, int))
+    named = {key: value for key, value in by_key.items() if isinstance(key, str)}
+    return [by_key[position] for position in positions], named
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -45,6 +45,7 @@ from paritas.core.numerics.automatic import FEW_PAIRS, FEW_RUNS, MOST_PAIRS
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64, unit_roundoff
 from paritas.core.numerics.flattening import as_plain, flatten_value, is_dense
+from paritas.core.numerics.gates import own_error_score
 from paritas.core.precision.lifting import DtypeLog, LiftMode, is_rounding
 from paritas.core.precision.widening import lifted_backend
 from paritas.core.torch_private.compile_time import quick_compiles
@@ -477,6 +478,25 @@ class Repetition:
         return all(
             _is_near(value, evidence.complete(arbiter[0], item)) for item, value in first.items()
         )
+
+    def is_as_accurate(self, item: Item, first: Observation, last: Observation) -> bool:
+        """Whether a later native run is as near to the arbiter as the first one, in every respect.
+
+        This costs no further native run. Atomic additions give other bits in every run.
+        """
+        evidence = self.evidence
+        values = evidence.complete(first, item), evidence.complete(last, item)
+        if same_value(*values):
+            return True
+        arbiter = evidence.arbiter()
+        wide: Any = None if arbiter is None else evidence.complete(arbiter[0], item)
+        if not (is_inexact(values[0]) and is_inexact(values[1]) and is_inexact(wide)):
+            return False
+        if not values[0].shape == values[1].shape == wide.shape:
+            return False
+        if not self._arbiter_is_the_same(item, values[0]):
+            return False
+        return own_error_score(values[1], values[0], wide).passed
 
     def agrees(self, item: Item, first: Observation, last: Observation, demand: Demand) -> bool:
         """Whether two native runs of the reference differ in an item only by rounding.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,17 @@ class CollectedFindings:
         )
 
 
+class LiftOf(enum.Enum):
+    """The call of the candidate that its lifted run is of, for the comparison of one call.
+
+    A further call of a program without state has the meaning of the first one.
+    """
+
+    THIS_CALL = enum.auto()
+    FIRST_CALL = enum.auto()
+    NO_CALL = enum.auto()
+
+
 class Comparer:
     """Compares what the candidate did in one call with what the reference did."""
 
@@ -148,7 +160,7 @@ class Comparer:
         call: int,
         occasion: Item,
         *,
-        lifts: bool = True,
+        lift: LiftOf = LiftOf.THIS_CALL,
         noise: ComposedNoise | None = None,
     ) -> None:
         """Compare a call of both sides.
@@ -156,7 +168,7 @@ class Comparer:
         Args:
             call: the number of the call within a run.
             occasion: the call as findings name it.
-            lifts: whether there is a lifted run of this call.
+            lift: the call that the lifted run is of.
             noise: that of all blocks together, for models that run natively only; large gradients
                 are then compared by their sketches.
         """
@@ -166,7 +178,7 @@ class Comparer:
         self.config = config
         self.call = call
         self.occasion = occasion
-        self.lifts = lifts
+        self.lift = lift
         self.noise = noise
         self.out = CollectedFindings()
         self.checks = Checks(
@@ -205,10 +217,11 @@ class Comparer:
             self._compare_process(reference, candidate)
         if self.evidence.program.conditions.gradients:
             self._compare_gradients(reference, candidate)
-        if self.call == 0 and self.lifts:
+        is_first = self.call == 0 and self.lift is LiftOf.THIS_CALL
+        if is_first:
             self._compare_further(reference, candidate)
         self._compare_put_off()
-        if self.call == 0 and self.lifts:
+        if is_first:
             self._compare_second(reference, candidate)
             self._compare_repeated(reference, candidate)
         return self.out
@@ -690,7 +703,7 @@ class Comparer:
         if self.noise is not None:
             native = self.evidence.native[self.call].value(item)
             return ComposedEvidence(self.noise, item, native, self.evidence.unit)
-        lifted = self.sides if self.lifts else NO_LIFT
+        lifted = NO_LIFT if self.lift is LiftOf.NO_CALL else self.sides
         return ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
 
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
