@@ -148,7 +148,8 @@ class BlockCall:
 
     def inputs(self) -> Inputs:
         """Its inputs, on their devices."""
-        return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
+        args, kwargs = bring_back([self.args, self.kwargs])
+        return Inputs(tuple(args), kwargs)
 
 
 # What is remembered about a block that another one calls.
