@@ -268,8 +268,8 @@ def _gradient_targets(
 ) -> dict[Item, Any]:
     """What to differentiate with respect to, collected before the call.
 
-    Non-leaves are identified by their gradient edge: the program may write to them. A tensor that is
-    passed twice has one gradient, under the first of its names.
+    Non-leaves are identified by their gradient edge: the program may write to them. A tensor that
+    is passed twice has one gradient, under the first of its names.
     """
     if not conditions.gradients:
         return {}
