@@ -22,7 +22,6 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectProgram
 from paritas.core.execution.subjects import Inputs, Subject, input_sets, inspect_subject
 from paritas.core.judging.pairs import Pair, judge_pair
-from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.register import find_entry
 from paritas.core.time_limit import UNLIMITED, TimeLimit
@@ -350,13 +349,7 @@ class KernelTask:
         user = _call_user(self._make_inputs, INPUTS)
         if isinstance(user, torch.Tensor):
             user = [user]
-        sets = [
-            Inputs(
-                tuple(map_leaves(list(input_set.args), self._move_leaf)),
-                map_leaves(dict(input_set.kwargs), self._move_leaf),
-            )
-            for input_set in input_sets(user)
-        ]
+        sets = [input_set.map_leaves(self._move_leaf) for input_set in input_sets(user)]
         self._own_inputs += map(weakref.ref, sets)
         return sets
 
@@ -498,8 +491,7 @@ class KernelTask:
             signs = torch.randint(2, leaf.shape, generator=generator).to(wide) * 2 - 1
             return stored_as(wide * (1 + torch.finfo(leaf.dtype).eps * signs), leaf.dtype)
 
-        args, kwargs = map_leaves([list(case.inputs.args), case.inputs.kwargs], perturb_leaf)
-        near = dataclasses.replace(case, inputs=Inputs(tuple(args), kwargs))
+        near = dataclasses.replace(case, inputs=case.inputs.map_leaves(perturb_leaf))
         try:
             return self.run(near, gradients=False).native
         except RefusedCase:

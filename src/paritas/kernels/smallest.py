@@ -10,8 +10,6 @@ import torch
 from paritas.core.execution.computable import as_computable, is_number, stored_as
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.similar_inputs import as_leaf
-from paritas.core.execution.subjects import Inputs
-from paritas.core.numerics.contents import map_leaves
 from paritas.core.reporting.scripts import Script, ScriptValues, literal
 from paritas.kernels.cases import dimension_groups
 
@@ -109,9 +107,7 @@ def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
         is_tensor = isinstance(leaf, torch.Tensor)
         return as_leaf(new, requires_grad=leaf.requires_grad) if is_tensor else new
 
-    args = map_leaves(list(case.inputs.args), change_leaf)
-    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), change_leaf))
-    return dataclasses.replace(case, inputs=inputs, reuse="")
+    return dataclasses.replace(case, inputs=case.inputs.map_leaves(change_leaf), reuse="")
 
 
 # --- The script -----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import inspect_subject
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves, replace_leaves
 from paritas.core.operators.catalogue import operators_of
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output, output
 from paritas.core.results.wording import count_things
@@ -205,9 +205,10 @@ class _Tracing:
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The inputs, with their tensors replaced by these."""
         those = iter(tensors)
-        rebuilt: list[Any] = map_leaves(
-            self.inputs, lambda leaf: next(those) if isinstance(leaf, Tensor) else leaf
-        )
+        values = [
+            next(those) if isinstance(leaf, Tensor) else leaf for _, leaf in leaves(self.inputs)
+        ]
+        rebuilt: list[Any] = replace_leaves(self.inputs, values)
         return rebuilt
 
     def _step(self, *program_inputs: Tensor) -> list[Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.ways import DoesNotApply
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,8 +178,7 @@ def rows_of(inputs: Inputs, rows: Any) -> Inputs:
     def select(leaf: Any) -> Any:
         return leaf[rows] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
 
-    args, kwargs = map_leaves(list(inputs.args), select), map_leaves(inputs.kwargs, select)
-    return dataclasses.replace(inputs, args=tuple(args), kwargs=kwargs)
+    return inputs.map_leaves(select)
 
 
 # --- Relations of the user ------------------------------------------------------------------------

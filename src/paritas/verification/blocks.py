@@ -37,7 +37,7 @@ from paritas.core.judging.pairs import Pair, Ruling, judge_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_RUNS
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.contents import detach_value, map_leaves
+from paritas.core.numerics.contents import detach_value
 from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
@@ -325,8 +325,7 @@ class _OneCheck:
         candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
         candidate = dataclasses.replace(candidate, family=self.check.candidate.given)
         if not upstream:  # nothing is differentiated, but the model may write to these values
-            detached = map_leaves([list(inputs.args), inputs.kwargs], detach_value)
-            inputs = Inputs(tuple(detached[0]), detached[1])
+            inputs = inputs.map_leaves(detach_value)
         rng.restore()
         verification = _PieceVerification(piece, (reference, candidate), inputs, config)
         verification.conditions = dataclasses.replace(

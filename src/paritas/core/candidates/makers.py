@@ -33,7 +33,7 @@ from paritas.core.execution.subjects import (
     usable_device,
 )
 from paritas.core.importing import look_here
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves, map_leaves, replace_leaves
 from paritas.core.precision.widening import lift_captured
 from paritas.core.targets import build_target, is_target
 from paritas.core.torch_private.global_state import quietly
@@ -232,10 +232,11 @@ class CapturedCall:
                 f"the runtime returned {len(tensors)} tensors, but the model returns {slots}"
             )
         remaining_tensors = iter(tensors)
-        return map_leaves(
-            self.shape_of_result,
-            lambda leaf: next(remaining_tensors) if isinstance(leaf, _Slot) else leaf,
-        )
+        values = [
+            next(remaining_tensors) if isinstance(leaf, _Slot) else leaf
+            for _, leaf in leaves(self.shape_of_result)
+        ]
+        return replace_leaves(self.shape_of_result, values)
 
 
 class _FlatModel(torch.nn.Module):
@@ -250,15 +251,16 @@ class _FlatModel(torch.nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Assemble the arguments, call the model, flatten its result."""
         remaining_tensors = iter(tensors)
-
-        def fill(leaf: Any) -> Any:
-            return next(remaining_tensors) if isinstance(leaf, torch.Tensor) else leaf
+        tree = [list(self._tree[0].args), self._tree[0].kwargs]
+        values = [
+            next(remaining_tensors) if isinstance(leaf, torch.Tensor) else leaf
+            for _, leaf in leaves(tree)
+        ]
 
         def mark(leaf: Any) -> Any:
             return _Slot() if isinstance(leaf, torch.Tensor) else leaf
 
-        args = map_leaves(list(self._tree[0].args), fill)
-        kwargs = map_leaves(self._tree[0].kwargs, fill)
+        args, kwargs = replace_leaves(tree, values)
         result = self.model(*args, **kwargs)
         self._seen[:] = [map_leaves(result, mark)]
         return tuple(leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor))

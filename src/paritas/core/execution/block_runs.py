@@ -152,8 +152,9 @@ class BlockCall:
 
     def inputs(self) -> Inputs:
         """Its inputs, on their devices, with the other ones of the candidate."""
-        others = {} if self.others is None else self.others.as_argument(bring_back)
-        return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs) | others)
+        others = {} if self.others is None else self.others.as_argument(lambda tree: tree)
+        args, kwargs = bring_back([self.args, self.kwargs | others])
+        return Inputs(tuple(args), kwargs)
 
 
 # What is remembered about a block that another one calls.

@@ -48,9 +48,8 @@ if TYPE_CHECKING:
 
 def copy_inputs(inputs: Inputs, *, widen: bool = False) -> Inputs:
     """Copy inputs into new storage."""
-    copier = Copier(widen=widen)
-    args = copier.copy_tree(list(inputs.args))
-    return dataclasses.replace(inputs, args=tuple(args), kwargs=copier.copy_tree(inputs.kwargs))
+    args, kwargs = Copier(widen=widen).copy_tree([list(inputs.args), inputs.kwargs])
+    return dataclasses.replace(inputs, args=tuple(args), kwargs=kwargs)
 
 
 def frozen_leaf(leaf: Any) -> Any:

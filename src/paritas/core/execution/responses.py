@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.execution.observation import same_value
-from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics import criterion
 from paritas.core.numerics.bits import is_inexact
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
+
+    from paritas.core.execution.subjects import Inputs
 
 # A change far below the last bit of float32 and far above that of float64.
 _CHANGE = 2.0**-36
@@ -62,15 +63,10 @@ def nudge_inputs(inputs: Inputs, seed: int, direction: int) -> Inputs:
     """The same inputs in float64, the numbers among them changed by less than float32 can hold."""
 
     def nudge(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return nudge_tensor(value, seed, direction)
-        if isinstance(value, tuple | list) and type(value) in (tuple, list):
-            return type(value)(map(nudge, value))
-        if type(value) is dict:
-            return {name: nudge(part) for name, part in value.items()}
-        return value
+        is_tensor = isinstance(value, torch.Tensor)
+        return nudge_tensor(value, seed, direction) if is_tensor else value
 
-    return Inputs(nudge(inputs.args), nudge(inputs.kwargs))
+    return inputs.map_leaves(nudge)
 
 
 def nudge_tensor(value: Tensor, seed: int, direction: int) -> Tensor:

@@ -30,7 +30,7 @@ from paritas.core.execution.observation import (
     storage_address,
 )
 from paritas.core.execution.saved_state import ProcessState, RandomState
-from paritas.core.numerics.contents import given_to_tensor, map_leaves
+from paritas.core.numerics.contents import given_to_tensor, marks_of_dynamo
 from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.items import Item, ItemKind, output
 from paritas.core.results.items import gradient as gradient_of
@@ -94,13 +94,14 @@ def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) ->
     A leaf that requires grad cannot be written to. So inputs that are not leaves in the caller's
     call, or that the program is known to write to, are made non-leaves by a clone.
     """
-    if not conditions.gradients or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return fresh
     inputs_by_path = dict(input_tensors(inputs))
     copies = dict(input_tensors(fresh))
-    for path in conditions.also:
+    for path in conditions.also if conditions.gradients else ():
         copies[path].requires_grad_()
-    places = collections.Counter(storage_address(tensor) for tensor in copies.values())
+    distinct = {id(tensor): tensor for tensor in copies.values()}
+    places = collections.Counter(storage_address(tensor) for tensor in distinct.values())
     non_leaf_ids = {
         id(tensor)
         for path, tensor in copies.items()
@@ -115,11 +116,10 @@ def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) ->
         if id(leaf) not in non_leaf_ids:
             return leaf
         clone = leaf.clone()
-        vars(clone).update(given_to_tensor(leaf))
+        vars(clone).update(given_to_tensor(leaf) | marks_of_dynamo(leaf))
         return clone
 
-    args = map_leaves(list(fresh.args), make)
-    return dataclasses.replace(fresh, args=tuple(args), kwargs=map_leaves(fresh.kwargs, make))
+    return fresh.map_leaves(make)
 
 
 def _observe_call(
@@ -268,12 +268,16 @@ def _gradient_targets(
 ) -> dict[Item, Any]:
     """What to differentiate with respect to, collected before the call.
 
-    Non-leaves are identified by their gradient edge: the program may write to them.
+    Non-leaves are identified by their gradient edge: the program may write to them. A tensor that
+    is passed twice has one gradient, under the first of its names.
     """
     if not conditions.gradients:
         return {}
+    first_names: dict[int, str] = {}
+    for path, tensor in named_inputs.items():
+        first_names.setdefault(id(tensor), path)
     named = {gradient_of(name): t for name, t in values.items() if t.is_leaf}
-    named |= {gradient_of(path): t for path, t in named_inputs.items()}
+    named |= {gradient_of(path): named_inputs[path] for path in first_names.values()}
     return {
         item: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
         for item, t in named.items()

@@ -31,6 +31,7 @@ from paritas.core.numerics.contents import (
     contents,
     given_to_tensor,
     map_leaves,
+    marks_of_dynamo,
     parts,
 )
 from paritas.core.torch_private.operators import WIDE
@@ -57,13 +58,16 @@ def made_like(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
 class Copier:
     """Copies tensors storage by storage: views of one storage stay views of one storage.
 
-    Strides, overlaps and aliases of arguments can change what a program computes.
+    What it copies twice stays one object, also if it is in an object the second time. Strides,
+    overlaps, aliases and identities of arguments can change what a program computes.
     """
 
     def __init__(self, *, widen: bool = False) -> None:
         """Copy tensors unchanged, or widened to float64."""
         self.widen = widen
         self.copies: dict[tuple[int, torch.dtype | None], torch.UntypedStorage] = {}
+        # By id; with the originals, which keep their ids taken.
+        self._objects: dict[int, tuple[Any, Any]] = {}
 
     def copy_tree(self, tree: Any) -> Any:
         """A tree of the same structure that shares nothing with the given one."""
@@ -71,8 +75,11 @@ class Copier:
 
     def copy_tensor(self, tensor: Tensor) -> Tensor:
         """A leaf tensor with the same values, strides and requires_grad."""
-        with made_like(tensor):
-            return self._copy_tensor(tensor)
+        if id(tensor) not in self._objects:
+            with made_like(tensor):
+                self._objects[id(tensor)] = tensor, self._copy_tensor(tensor)
+        copied: Tensor = self._objects[id(tensor)][1]
+        return copied
 
     def _copy_tensor(self, tensor: Tensor) -> Tensor:
         plain = tensor.detach()
@@ -89,11 +96,14 @@ class Copier:
             result = result.neg_() if plain.is_neg() else result
         else:
             result = self._copy_whole(plain, dtype)
+        if type(tensor) is torch.nn.Parameter:
+            result = torch.nn.Parameter(result, requires_grad=tensor.requires_grad)
         result.requires_grad_(tensor.requires_grad)
         if tensor.is_leaf and tensor.grad is not None:
             result.grad = self.copy_tensor(tensor.grad)
         for name, value in given_to_tensor(tensor).items():
             setattr(result, name, self._copy_leaf(value))
+        vars(result).update(marks_of_dynamo(tensor))
         return result
 
     def _copy_whole(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -133,12 +143,26 @@ class Copier:
         if not is_mutable or callable(leaf):
             return leaf
         # An object of an unknown class, for example a cache: its tensors are copied like others.
-        tensors = [part for _, part in contents(leaf) if isinstance(part, torch.Tensor)]
-        memo = {id(tensor): self.copy_tensor(tensor) for tensor in tensors}
+        for _, part in contents(leaf):
+            if isinstance(part, torch.Tensor):
+                self.copy_tensor(part)
+        memo = {key: copied for key, (_, copied) in self._objects.items()}
+        if id(leaf) not in memo:
+            self._objects[id(leaf)] = leaf, self._copy_object(leaf, memo)
+        return self._objects[id(leaf)][1]
+
+    def _copy_object(self, value: Any, memo: dict[int, Any]) -> Any:
+        """Copy an object; `memo` has the copies of what is copied already, by id."""
+        copies = dict(memo)  # it would also keep what is not finished there
         try:
-            return copy.deepcopy(leaf, dict(memo))  # it also keeps what it has not finished there
+            copied = copy.deepcopy(value, copies)
         except Exception:  # noqa: BLE001  (it may hold a lock, or a method may raise)
-            return self._rebuild_or_refuse(leaf, memo)
+            return self._rebuild_or_refuse(value, memo)
+        # By its own id, the memo has all originals, to keep them alive.
+        for original in copies.pop(id(copies), ()):
+            if id(original) in copies:
+                self._objects[id(original)] = original, copies[id(original)]
+        return copied
 
     def _rebuild_or_refuse(self, value: Any, rebuilt_by_id: dict[int, Any]) -> Any:
         try:

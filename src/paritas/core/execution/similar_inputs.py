@@ -17,14 +17,14 @@ import torch
 from paritas.core.execution.computable import as_computable, is_number, stored_as
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.saved_state import Copier
-from paritas.core.execution.subjects import Inputs
-from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Generator, Tensor
+
+    from paritas.core.execution.subjects import Inputs
 
 _FEW_VALUES, _ENOUGH_ELEMENTS = 4, 12
 _SUM_ERROR = 1e-3
@@ -77,7 +77,7 @@ class SimilarInputs:
         copies = Copier()
         new: dict[int, Tensor] = {}
         for path, tensor in self._tensors.items():
-            new_tensor = change(path, tensor)
+            new_tensor = None if id(tensor) in new else change(path, tensor)
             if new_tensor is not None:
                 new[id(tensor)] = as_leaf(new_tensor, requires_grad=tensor.requires_grad)
         if not new:
@@ -88,8 +88,7 @@ class SimilarInputs:
                 return leaf
             return new[id(leaf)] if id(leaf) in new else copies.copy_tensor(leaf)
 
-        args = map_leaves(list(self.given.args), replace)
-        return Inputs(tuple(args), map_leaves(dict(self.given.kwargs), replace))
+        return self.given.map_leaves(replace)
 
     def other(self, seed: int) -> Inputs | None:
         """The given inputs under another seed; drawn here if `again` makes the same ones."""

@@ -17,6 +17,7 @@ from paritas.core.errors import UsageError, first_line
 from paritas.core.execution.isolation import ProgramState
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.numerics.checkers import AutomaticValueChecker, ValueChecker, validate_checker
+from paritas.core.numerics.contents import map_leaves
 from paritas.core.settings import default_locate_seconds
 from paritas.core.torch_private import dynamo
 
@@ -47,6 +48,14 @@ class Inputs:
         if not isinstance(self.kwargs, dict):
             raise UsageError(f"kwargs must be a dict, not {type(self.kwargs).__name__}")
         object.__setattr__(self, "args", tuple(self.args))
+
+    def map_leaves(self, function: Callable[[Any], Any]) -> Inputs:
+        """The same arguments with `function` applied to each leaf.
+
+        An argument that is passed twice stays one object.
+        """
+        args, kwargs = map_leaves([list(self.args), self.kwargs], function)
+        return dataclasses.replace(self, args=tuple(args), kwargs=kwargs)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

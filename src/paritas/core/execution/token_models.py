@@ -176,8 +176,8 @@ class TokenModel:
         state = RandomState.now()
         try:
             with torch.no_grad():
-                args = map_leaves(list(self._given.args), _copy_leaf)
-                self.model(*args, **_copy_context(self._given.kwargs))
+                inputs = self._given.map_leaves(_copy_leaf)
+                self.model(*inputs.args, **inputs.kwargs)
         finally:
             state.restore()
 
@@ -255,7 +255,8 @@ class TokenModel:
             is_batched = isinstance(leaf, torch.Tensor) and leaf.dim() > 0
             return leaf[rows] if is_batched and leaf.shape[0] == self.size[0] else leaf
 
-        return {name: map_leaves(value, select) for name, value in context.items()}
+        rows_of_context: dict[str, Any] = map_leaves(context, select)
+        return rows_of_context
 
     def value_of(self, output: Any) -> Tensor:
         """The value for each token.
@@ -465,7 +466,8 @@ def _is_ids(value: Any) -> bool:
 
 
 def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: map_leaves(value, _copy_leaf) for name, value in context.items()}
+    copies: dict[str, Any] = map_leaves(dict(context), _copy_leaf)
+    return copies
 
 
 def _copy_leaf(leaf: Any) -> Any:

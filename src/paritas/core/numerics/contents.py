@@ -31,7 +31,7 @@ import torch
 from paritas.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 # Families: see `ContainerKind`.
@@ -399,6 +399,18 @@ def given_to_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
+def marks_of_dynamo(tensor: torch.Tensor) -> dict[str, Any]:
+    """What the user has told Dynamo about a tensor, such as `mark_dynamic`.
+
+    It compiles again for a tensor without. A fixed address is not among them: no copy has it.
+    """
+    return {
+        name: copy.copy(value)
+        for name, value in (vars(tensor).items() if type(tensor) in _OWN_TENSORS else ())
+        if _DYNAMOS in name and name != "_dynamo_static_input_type"
+    }
+
+
 def _stored_in(cls: type) -> tuple[list[tuple[int, str]], frozenset[str]]:
     """What an object of a class stores, by its place among the bases, and its cached properties.
 
@@ -530,20 +542,46 @@ def detach_value(value: Any) -> Any:
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Rebuild `tree` with `function` applied to each leaf; containers are always new objects.
 
+    What occurs twice is mapped once, and its image occurs twice: a program may ask whether two
+    arguments are the same object, and compiled code does.
+
     Raises:
         UsageError: a container contains itself, or too much.
     """
-    return _map_leaves(tree, function, 0, iter(range(_MOST_LEAVES)))
+    return _map_leaves(tree, function, {}, 0, iter(range(_MOST_LEAVES)))
+
+
+def replace_leaves(tree: Any, values: Iterable[Any]) -> Any:
+    """Rebuild `tree` with these leaves, in the order of `leaves`."""
+    remaining = iter(values)
+    return _map_leaves(tree, lambda _: next(remaining), None, 0, iter(range(_MOST_LEAVES)))
 
 
 def _map_leaves(
-    tree: Any, function: Callable[[Any], Any], level: int, budget: Iterator[int]
+    tree: Any,
+    function: Callable[[Any], Any],
+    images: dict[int, tuple[Any, Any]] | None,
+    level: int,
+    budget: Iterator[int],
 ) -> Any:
+    """Rebuild a tree; `images` has what was mapped already, by id, if that is not mapped again."""
+    keeps_identity = images is not None and type(tree) not in _PLAIN
+    if images is not None and keeps_identity and id(tree) in images:
+        return images[id(tree)][1]
     below = children(tree)
     if below is None:
-        return function(tree)
-    _limit(tree, level, budget)
-    mapped = [_map_leaves(child, function, level + 1, budget) for _, child in below]
+        image = function(tree)
+    else:
+        _limit(tree, level, budget)
+        mapped = [_map_leaves(child, function, images, level + 1, budget) for _, child in below]
+        image = _rebuild_container(tree, below, mapped)
+    if images is not None and keeps_identity:
+        images[id(tree)] = tree, image  # with the original, which keeps its id taken
+    return image
+
+
+def _rebuild_container(tree: Any, below: list[tuple[str, Any]], mapped: list[Any]) -> Any:
+    """A container like this one, with other children."""
     if isinstance(tree, Mapping):
         return _rebuild_mapping(tree, mapped)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

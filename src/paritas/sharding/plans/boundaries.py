@@ -17,7 +17,7 @@ from paritas.core.errors import ParitasError
 from paritas.core.execution.block_runs import Parked, TrainingRecorder
 from paritas.core.execution.observation import OUTPUT
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves, replace_leaves
 from paritas.core.placement.assembly import Segment, take
 from paritas.core.placement.rank_pieces import RankPiece, locate
 from paritas.core.results.items import LocalPlacement, Partial, Replicate, Shard
@@ -387,6 +387,5 @@ class FormFinder:
 
 def with_forms(tree: Any, forms: Mapping[str, Form]) -> Any:
     """Nested values with forms instead of tensors; paths are those of `leaves`."""
-    order = iter([path for path, _ in leaves(tree)])
     boxed = {path: Boxed(form) for path, form in forms.items()}
-    return map_leaves(tree, lambda leaf: boxed.get(next(order), leaf))
+    return replace_leaves(tree, [boxed.get(path, leaf) for path, leaf in leaves(tree)])

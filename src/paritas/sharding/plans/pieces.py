@@ -21,7 +21,7 @@ from paritas.core.execution.cut_models import BETWEEN, RESULTS, cut_out, make_cu
 from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import INPUT, OUTPUT
 from paritas.core.execution.subjects import Inputs
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves, replace_leaves
 from paritas.core.results.items import output
 from paritas.core.torch_private.operators import WIDE
 from paritas.core.torch_private.tensors import copy_on_write
@@ -412,13 +412,13 @@ class _StepOfPiece:
 
     def _feed_values(self, tree: Any, forms: Any) -> Any:
         """Recorded values as the piece gets them, in their forms on a rank."""
-        shown = iter([leaf for _, leaf in leaves(forms)]) if forms is not None else None
+        values = [leaf for _, leaf in leaves(tree)]
+        shown = [None] * len(values) if forms is None else [leaf for _, leaf in leaves(forms)]
         fed_tensors: dict[int, Tensor] = {}
 
-        def feed_leaf(leaf: Any) -> Any:
-            form = None if shown is None else next(shown)
+        def feed_leaf(leaf: Any, form: Any) -> Any:
             if not isinstance(leaf, Parked):
-                return leaf if shown is None else form
+                return leaf if forms is None else form
             if id(leaf) not in fed_tensors:  # a tensor that is passed twice stays one tensor
                 value = _widen_tensor(leaf.back(), wide=self.wide)
                 rank_part = (
@@ -427,7 +427,7 @@ class _StepOfPiece:
                 fed_tensors[id(leaf)] = rank_part.requires_grad_(leaf.on_host().requires_grad)
             return fed_tensors[id(leaf)]
 
-        return map_leaves(tree, feed_leaf)
+        return replace_leaves(tree, map(feed_leaf, values, shown))
 
 
 def _widen_tensor(tensor: Tensor, *, wide: bool) -> Tensor:

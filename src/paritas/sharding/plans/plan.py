@@ -22,7 +22,7 @@ from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.observation import Contexts
 from paritas.core.execution.subjects import Inputs, input_sets
-from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.numerics.contents import leaves
 from paritas.core.placement.meshes import coordinate_of, rank_at
 from paritas.core.results.wording import list_first
 from paritas.core.torch_private.operators import WIDE
@@ -338,19 +338,16 @@ def samples_from(inputs: Inputs, begin: int, end: int) -> Inputs:
             return leaf[begin:end]
         return leaf
 
-    args, kwargs = map_leaves((inputs.args, inputs.kwargs), cut)
-    return dataclasses.replace(inputs, args=args, kwargs=kwargs)
+    return inputs.map_leaves(cut)
 
 
 def to_device(inputs: Inputs, device: torch.device | None) -> Inputs:
     """The same batch on a device; None leaves it where it is."""
     if device is None:
         return inputs
-    args, kwargs = map_leaves(
-        (inputs.args, inputs.kwargs),
-        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf,
+    return inputs.map_leaves(
+        lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
     )
-    return dataclasses.replace(inputs, args=args, kwargs=kwargs)
 
 
 # --- The loss of a step: the user's, the model's own, or a mean over every element ----------------

@@ -114,6 +114,32 @@ def test_a_copy_inside_a_mode_that_widens_is_refused_instead_of_read_beyond_its_
         Copier().copy_tensor(view)
 
 
+class Held:
+    def __init__(self, *parts):
+        self.parts = parts
+
+
+@pytest.mark.parametrize("widen", [False, True])
+def test_what_is_passed_twice_is_one_object_in_the_copy(widen):
+    x, rows = torch.zeros(4), torch.zeros(4, 4)[1:]
+    shared = Held(rows)
+    kwargs = {"x": x, "first": Held(x, shared), "second": Held(shared), "third": shared}
+    copy = copy_inputs(Inputs((x, rows, [x]), kwargs), widen=widen)
+    first, second, third = (copy.kwargs[name] for name in ("first", "second", "third"))
+    assert copy.args[0] is copy.args[2][0] is copy.kwargs["x"] is first.parts[0] is not x
+    assert copy.args[1] is third.parts[0] is not rows
+    assert first.parts[1] is second.parts[0] is third is not shared
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_parameter_among_the_inputs_stays_a_parameter(requires_grad):
+    parameter = nn.Parameter(torch.ones(3), requires_grad=requires_grad)
+    copy = Copier().copy_tensor(parameter)
+    assert type(copy) is nn.Parameter
+    assert copy.requires_grad is requires_grad
+    assert memory(copy) != memory(parameter)
+
+
 def test_a_sparse_tensor_is_copied():
     sparse = torch.eye(3).to_sparse()
     copy = Copier(widen=True).copy_tensor(sparse)

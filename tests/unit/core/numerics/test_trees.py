@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from letters import LETTERS
-from paritas.core.numerics.contents import children, leaves, map_leaves
+from paritas.core.numerics.contents import children, leaves, map_leaves, replace_leaves
 
 
 class Pair(NamedTuple):
@@ -224,3 +224,22 @@ def test_mapping_keeps_the_structure_and_visits_every_leaf_once(tree):
     mapped = map_leaves(tree, lambda leaf: visited.append(leaf) or leaf)
     assert mapped == tree
     assert visited == [leaf for _, leaf in leaves(tree)]
+
+
+def test_what_occurs_twice_is_mapped_once():
+    x, items = torch.ones(2), [torch.zeros(2)]
+    mapped = map_leaves({"a": x, "pair": (x, x), "left": items, "right": items}, torch.clone)
+    assert mapped["pair"][0] is mapped["pair"][1] is mapped["a"] is not x
+    assert mapped["left"] is mapped["right"] is not items
+
+
+def test_equal_numbers_are_mapped_one_by_one():
+    numbers = iter(range(3))
+    assert map_leaves([7, 7, 7], lambda _: next(numbers)) == [0, 1, 2]
+
+
+@EVERY_CONTAINER
+def test_leaves_are_replaced_in_their_order(tree, paths):
+    replaced = replace_leaves([tree, tree], [6, 7, 8, 9])
+    assert [leaf for _, leaf in leaves(replaced)] == [6, 7, 8, 9]
+    assert [type(part) for part in replaced] == [type(tree)] * 2
