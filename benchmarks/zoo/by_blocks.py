@@ -20,6 +20,7 @@ import argparse
 import collections
 import contextlib
 import copy
+import functools
 import gc
 import importlib
 import itertools
@@ -35,29 +36,32 @@ from pathlib import Path
 for _threads in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
     os.environ.setdefault(_threads, "1")  # one thread for each process
 
-from benchmarks.lab.journals import read_rows  # noqa: E402 - the environment comes first
+import torch  # noqa: E402 - the environment comes first
+from benchmarks.lab.journals import read_rows  # noqa: E402
 from benchmarks.zoo import run as zoo  # noqa: E402
 
-import torch  # noqa: E402 - its import asks for CUDA in the way that `run` has chosen
-
-_LIBRARIES = ("transformers", "timm", "torchvision")
-# These come first in a list, the others in random order.
-_MOST_USED = """
-LlamaForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM MistralForCausalLM GemmaForCausalLM
-Gemma2ForCausalLM Gemma3ForCausalLM GPT2LMHeadModel BertModel BertForMaskedLM RobertaModel
-DistilBertModel T5ForConditionalGeneration T5EncoderModel BartForConditionalGeneration ViTModel
-CLIPModel WhisperForConditionalGeneration MixtralForCausalLM Qwen3MoeForCausalLM
-DeepseekV2ForCausalLM DeepseekV3ForCausalLM PhiForCausalLM Phi3ForCausalLM OPTForCausalLM
-FalconForCausalLM BloomForCausalLM MambaForCausalLM Mamba2ForCausalLM GPTNeoXForCausalLM
-GPTJForCausalLM ElectraModel AlbertModel DebertaV2Model XLMRobertaModel Wav2Vec2Model HubertModel
-SwinModel Dinov2Model ConvNextModel SiglipModel BlipModel LlavaForConditionalGeneration
-Qwen2VLForConditionalGeneration GptOssForCausalLM OlmoForCausalLM Olmo2ForCausalLM
-StableLmForCausalLM CohereForCausalLM GraniteForCausalLM SmolLM3ForCausalLM MPNetModel
-LongformerModel BigBirdModel PegasusForConditionalGeneration MarianMTModel MBartModel BeitModel
-DeiTModel SegformerModel DetrModel
-resnet18 resnet50 vit_tiny_patch16_224 convnext_atto efficientnet_b0 mobilenetv3_small_050
-swin_tiny_patch4_window7_224 regnety_002 mixer_s32_224 densenet121 deit_tiny_patch16_224
-""".split()  # noqa: SIM905 - many quoted names are harder to read
+_PREFIXES = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision"}
+# These come first, the others in random order.
+_MOST_USED = {
+    "transformers": """
+    LlamaForCausalLM Qwen2ForCausalLM Qwen3ForCausalLM MistralForCausalLM GemmaForCausalLM
+    Gemma2ForCausalLM Gemma3ForCausalLM GPT2LMHeadModel BertModel BertForMaskedLM RobertaModel
+    DistilBertModel T5ForConditionalGeneration T5EncoderModel BartForConditionalGeneration
+    ViTModel CLIPModel WhisperForConditionalGeneration MixtralForCausalLM Qwen3MoeForCausalLM
+    DeepseekV2ForCausalLM DeepseekV3ForCausalLM PhiForCausalLM Phi3ForCausalLM OPTForCausalLM
+    FalconForCausalLM BloomForCausalLM MambaForCausalLM Mamba2ForCausalLM GPTNeoXForCausalLM
+    GPTJForCausalLM ElectraModel AlbertModel DebertaV2Model XLMRobertaModel Wav2Vec2Model
+    HubertModel SwinModel Dinov2Model ConvNextModel SiglipModel BlipModel
+    LlavaForConditionalGeneration Qwen2VLForConditionalGeneration GptOssForCausalLM
+    OlmoForCausalLM Olmo2ForCausalLM StableLmForCausalLM CohereForCausalLM GraniteForCausalLM
+    SmolLM3ForCausalLM MPNetModel LongformerModel BigBirdModel PegasusForConditionalGeneration
+    MarianMTModel MBartModel BeitModel DeiTModel SegformerModel DetrModel
+    """,
+    "timm": """
+    resnet18 resnet50 vit_tiny_patch16_224 convnext_atto efficientnet_b0 mobilenetv3_small_050
+    swin_tiny_patch4_window7_224 regnety_002 mixer_s32_224 densenet121 deit_tiny_patch16_224
+    """,
+}
 _VERDICTS = ("identical", "equivalent", "unstable", "degraded", "different", "unverified")
 _FAILING = ("degraded", "different", "unverified")
 
@@ -89,11 +93,7 @@ def run_job(job):
 
 def check_both(job, row, model, args, kwargs):
     """Add the two verdicts to a row, and the truth if one of them is an alarm."""
-
-    def compile_model(one):
-        torch.compiler.reset()
-        return torch.compile(one, backend=job["backend"])
-
+    compile_model = functools.partial(make_candidate, job["backend"])
     row["stage"] = "checked"
     for by in ("whole", "blocks"):
         row[by] = check(by, model, compile_model(model), args, kwargs, job["each"])
@@ -102,6 +102,12 @@ def check_both(job, row, model, args, kwargs):
     if {row["whole"]["status"], row["blocks"]["status"]} & {"different", "degraded"}:
         row |= measure_truth(model, args, kwargs, compile_model, job["each"])
     return row
+
+
+def make_candidate(backend, model):
+    """The model compiled by a backend; for "copy", a copy of it that is not compiled."""
+    torch.compiler.reset()
+    return copy.deepcopy(model) if backend == "copy" else torch.compile(model, backend=backend)
 
 
 def check(by, reference, candidate, args, kwargs, seconds):
@@ -148,7 +154,12 @@ def agree(whole, blocks):
     """Whether two verdicts say the same; None if one of them is no verdict."""
     if not {whole, blocks} <= set(_VERDICTS):
         return None
-    same = {"identical": "passes", "equivalent": "passes", "degraded": "wrong", "different": "wrong"}
+    same = {
+        "identical": "passes",
+        "equivalent": "passes",
+        "degraded": "wrong",
+        "different": "wrong",
+    }
     return same.get(whole, whole) == same.get(blocks, blocks)
 
 
@@ -174,9 +185,8 @@ def plant_and_check(job, row, model, args, kwargs):
     if fault is None:
         return {**row, "stage": "no fault", "reason": "no fault changes one of its blocks"}
     row |= {"stage": "planted", "fault": fault}
-    torch.compiler.reset()
-    compiled = torch.compile(candidate, backend=job["backend"])
-    row["blocks"] = check("blocks", model, compiled, args, kwargs, job["each"])
+    candidate = make_candidate(job["backend"], candidate)
+    row["blocks"] = check("blocks", model, candidate, args, kwargs, job["each"])
     failing = row["blocks"].get("failing", {})
     # A block that is called several times has a piece for each call.
     names = {piece.partition(" (call")[0] for piece in failing}
@@ -210,11 +220,11 @@ def limit_time(seconds):
 
 def list_targets(name, limit):
     """The targets of a list: the most used, then the others in random order."""
-    targets = zoo.targets(name)
-    random.Random(0).shuffle(targets)
-    order = {used: position for position, used in enumerate(_MOST_USED)}
-    targets.sort(key=lambda target: order.get(target.partition(":")[2], len(order)))
-    return targets[:limit]
+    prefix = _PREFIXES[name]
+    used = [f"{prefix}:{one}" for one in _MOST_USED.get(name, "").split()]
+    others = [target for target in zoo.targets(name) if target not in used]
+    random.Random(0).shuffle(others)
+    return [*used, *others][:limit]
 
 
 def list_jobs(asked):
@@ -242,9 +252,8 @@ def key(row):
 
 def leave_missing(todo, write):
     """The jobs whose library can be imported; each that cannot is one row."""
-    prefixes = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
     missing = {}
-    for prefix, library in prefixes.items():
+    for library, prefix in _PREFIXES.items():
         with contextlib.suppress(StopIteration):
             job = next(job for job in todo if job["target"].startswith(f"{prefix}:"))
             try:
@@ -284,13 +293,16 @@ def main():
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--lists", nargs="+", default=["transformers", "timm"], choices=_LIBRARIES)
+    parser.add_argument("--lists", nargs="+", default=["transformers", "timm"], choices=_PREFIXES)
     parser.add_argument("--targets", nargs="+", help="these instead of those of the lists")
-    parser.add_argument("--limit", nargs="+", type=int, default=[None],
-                        help="classes of each list; one number for each, or one for all")  # fmt: skip
+    parser.add_argument(
+        "--limit", nargs="+", type=int, default=[None], help="classes of all lists, or of each"
+    )
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--devices", nargs="+", default=["cpu"])
-    parser.add_argument("--backends", nargs="+", default=["aot_eager"])
+    parser.add_argument(
+        "--backends", nargs="+", default=["aot_eager"], help="of torch.compile; copy for none"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--faults", action="store_true", help="plant a fault in one block")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
@@ -312,9 +324,9 @@ def describe_row(row):
     """One line about a row."""
     about = [row["target"], row["dtype"], row["device"], row["backend"], row["stage"]]
     if row["stage"] == "checked":
-        for by in ("whole", "blocks"):
-            about.append(f"{by} {row[by]['status']} ({row[by]['seconds']} s)")
-        about.append("" if row["agree"] else "DISAGREE")
+        ways = ("whole", "blocks")
+        about += [f"{by} {row[by]['status']} ({row[by]['seconds']} s)" for by in ways]
+        about.append("DISAGREE" if row["agree"] is False else "")
         about.append(f"truth {row['truth']}" if "truth" in row else "")
     if row["stage"] == "planted":
         about += [row["fault"]["kind"], row["fault"]["block"], row["blocks"]["status"]]
