@@ -346,6 +346,47 @@ def test_gradients_of_a_value_that_a_block_both_uses_and_hands_on(undiagnosed):
     assert failing(by_blocks(net, wrong, [x])) == {"layers.0", ""}
 
 
+class Crossed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, memory, *, scale):
+        return x + torch.tanh(self.own(x) * self.other(memory)) * scale[0]
+
+
+class SharesMemory(nn.Module):
+    """Gives all of its layers what it computes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+        self.layers = nn.ModuleList(Crossed() for _ in range(3))
+
+    def remember(self, x):
+        return (x * self.weight).tanh()
+
+    def forward(self, x):
+        memory, scale = self.remember(x), (self.scale.exp(),)
+        for layer in self.layers:
+            x = layer(x, memory, scale=scale)
+        return x
+
+
+def test_gradients_of_what_several_blocks_get(undiagnosed):
+    torch.manual_seed(0)
+    net, x = SharesMemory(), torch.randn(3, 4)
+    assert by_blocks(net, copy.deepcopy(net), [x]).status is Status.IDENTICAL
+    wrong = copy.deepcopy(net)
+    wrong.__class__ = type("Wrong", (SharesMemory,), {"remember": remember_detached})
+    verdict = by_blocks(net, wrong, [x])
+    assert failing(verdict) == {"between blocks", ""}
+
+
+def remember_detached(net, x):
+    return (x * net.weight.detach()).tanh()
+
+
 class Caching(nn.Module):
     def __init__(self, writes: bool) -> None:
         super().__init__()
