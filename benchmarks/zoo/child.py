@@ -24,6 +24,40 @@ def build(target, *, train, seed):
     return model, inputs.args, inputs.kwargs
 
 
+class UnusableError(Exception):
+    """A job that has nothing to verify; its argument is what its row says."""
+
+
+def prepare(job, row):
+    """The model of a job and its arguments, as the job asks for them; `row` notes its size.
+
+    Raises:
+        UnusableError: the model is not built, is too large, or does not run as it is.
+    """
+    from benchmarks.zoo import truth
+
+    import paritas
+
+    autocast = torch.bfloat16 if job["dtype"] == "autocast" else None
+    dtype = None if autocast else _DTYPES[job["dtype"]]
+    try:
+        model, args, kwargs = build(job["target"], train=job["train"], seed=job["seed"])
+    except paritas.UsageError as error:
+        raise UnusableError({"stage": "not built", "reason": str(error)}) from error
+    row["parameters"] = sum(one.numel() for one in model.parameters())
+    if row["parameters"] > _MOST_PARAMETERS:
+        raise UnusableError({"stage": "too large"})
+    model = model.train(job["train"]).to(device=job["device"], dtype=dtype)
+    args, kwargs = (truth.move(one, dtype, job["device"]) for one in (args, kwargs))
+    try:
+        with torch.no_grad(), torch.autocast(job["device"], autocast, autocast is not None):
+            copy.deepcopy(model)(*truth.move(args), **truth.move(kwargs))
+    except Exception as error:  # eager does not take this dtype or device
+        reason = f"{type(error).__name__}: {error!s:.300}"
+        raise UnusableError({"stage": "eager fails", "reason": reason}) from error
+    return model, args, kwargs
+
+
 def run(job):
     """The row of one job: target, dtype, train, gradients, device, mode, tf32, seed."""
     from benchmarks.zoo import truth
@@ -34,21 +68,10 @@ def run(job):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["tf32"]
     started = time.perf_counter()
     autocast = torch.bfloat16 if job["dtype"] == "autocast" else None
-    dtype = None if autocast else _DTYPES[job["dtype"]]
     try:
-        model, args, kwargs = build(job["target"], train=job["train"], seed=job["seed"])
-    except paritas.UsageError as error:
-        return {**row, "stage": "not built", "reason": str(error)}
-    model = model.train(job["train"]).to(device=job["device"], dtype=dtype)
-    args, kwargs = (truth.move(one, dtype, job["device"]) for one in (args, kwargs))
-    row["parameters"] = sum(one.numel() for one in model.parameters())
-    if row["parameters"] > _MOST_PARAMETERS:
-        return {**row, "stage": "too large"}
-    try:
-        with torch.no_grad(), torch.autocast(job["device"], autocast, autocast is not None):
-            copy.deepcopy(model)(*truth.move(args), **truth.move(kwargs))
-    except Exception as error:  # noqa: BLE001 - eager does not take this dtype or device
-        return {**row, "stage": "eager fails", "reason": f"{type(error).__name__}: {error!s:.300}"}
+        model, args, kwargs = prepare(job, row)
+    except UnusableError as error:
+        return {**row, **error.args[0]}
 
     def compile_it(one):
         torch.compiler.reset()

@@ -310,6 +310,83 @@ def test_buffers_of_blocks_that_are_called_twice(undiagnosed):
     assert failing(by_blocks(net, wrong, **options)) == {"stages.1", ""}
 
 
+class Biased(nn.Module):
+    """Adds a bias that the first block computes, uses itself and hands on."""
+
+    def __init__(self, *, has_bias: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.bias = nn.Embedding(3, 4) if has_bias else None
+
+    def forward(self, x, bias=None):
+        bias = self.bias.weight if bias is None else bias
+        bias = bias * 2 if self.bias is not None else bias
+        return x + (self.inner(x) + bias).softmax(-1), bias
+
+
+class HandsOnBias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Biased(has_bias=number == 0) for number in range(3))
+
+    def forward(self, x):
+        bias = None
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x
+
+
+def test_gradients_of_a_value_that_a_block_both_uses_and_hands_on(undiagnosed):
+    torch.manual_seed(0)
+    net, x = HandsOnBias(), torch.randn(3, 4)
+    assert by_blocks(net, copy.deepcopy(net), [x]).status is Status.IDENTICAL
+    wrong = copy.deepcopy(net)
+    with torch.no_grad():
+        wrong.layers[0].bias.weight.mul_(1.01)
+    assert failing(by_blocks(net, wrong, [x])) == {"layers.0", ""}
+
+
+class Crossed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, memory, *, scale):
+        return x + torch.tanh(self.own(x) * self.other(memory)) * scale[0]
+
+
+class SharesMemory(nn.Module):
+    """Gives all of its layers what it computes between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+        self.layers = nn.ModuleList(Crossed() for _ in range(3))
+
+    def remember(self, x):
+        return (x * self.weight).tanh()
+
+    def forward(self, x):
+        memory, scale = self.remember(x), (self.scale.exp(),)
+        for layer in self.layers:
+            x = layer(x, memory, scale=scale)
+        return x
+
+
+def test_gradients_of_what_several_blocks_get(undiagnosed):
+    torch.manual_seed(0)
+    net, x = SharesMemory(), torch.randn(3, 4)
+    assert by_blocks(net, copy.deepcopy(net), [x]).status is Status.IDENTICAL
+    wrong = copy.deepcopy(net)
+    wrong.__class__ = type("Wrong", (SharesMemory,), {"remember": remember_detached})
+    verdict = by_blocks(net, wrong, [x])
+    assert failing(verdict) == {"between blocks", ""}
+
+
+def remember_detached(net, x):
+    return (x * net.weight.detach()).tanh()
+
+
 class Caching(nn.Module):
     def __init__(self, writes: bool) -> None:
         super().__init__()

@@ -253,11 +253,16 @@ class Recorder(BlockHooks):
         written = [path for path in {**marks, **now} if marks.get(path) != now.get(path)]
         if written:
             self.uncut[name] = f"it writes to its argument {written[0]}"
-        # A tensor that goes through unchanged would show the gradients of both its uses.
-        argument_ids = {id(leaf) for tree in arguments for _, leaf in leaves(tree)}
-        result = map_in_tuples(
-            result, lambda _, leaf: leaf.view_as(leaf) if id(leaf) in argument_ids else leaf
-        )
+        # A tensor that the block uses itself, or that goes through it unchanged, would show the
+        # gradients of these uses too.
+        handed_on: dict[int, Tensor] = {}
+
+        def hand_on(_: str, leaf: Tensor) -> Tensor:
+            if leaf.requires_grad and id(leaf) not in handed_on:
+                handed_on[id(leaf)] = _HandedOn.apply(leaf)  # type: ignore[no-untyped-call]
+            return handed_on.get(id(leaf), leaf)
+
+        result = map_in_tuples(result, hand_on)
         call.result = self.keep_tree(result)
         call.draws = call.draws[0], RandomState.of_torch()
         watched: set[int] = set()
@@ -294,6 +299,18 @@ class Recorder(BlockHooks):
             table[key] = self.keep_gradient(value)
 
         return keep
+
+
+class _HandedOn(torch.autograd.Function):
+    """The same tensor for those that follow; unlike a view, it keeps its hooks when written to."""
+
+    @staticmethod
+    def forward(_: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 class TrainingRecorder(Recorder):

@@ -97,6 +97,8 @@ class Rest:
         self.uncut: dict[str, str] = {}
         self._inputs = inputs
         self._left_out: dict[str, frozenset[int | str]] = {}
+        # A block and an argument of it -> where it comes from in each call, for those left out.
+        self._sources: dict[tuple[str, int | str], tuple[Source, ...]] = {}
         self._written: set[str] = set()
         # Block -> key in the candidate's calls of it -> key in the reference's.
         self._renamed: dict[str, dict[ArgumentKey, ArgumentKey]] = {}
@@ -156,6 +158,7 @@ class Rest:
         for (name, argument_key), source in sources.items():
             if candidate_sources.get((name, argument_key)) == source:
                 passed[name].add(argument_key)
+                self._sources[name, argument_key] = source
         self._left_out = {name: frozenset(places) for name, places in passed.items()}
 
     def _leave_uncut(self, name: str, why: str) -> None:
@@ -253,10 +256,22 @@ class Rest:
         for calls in self.calls.values():
             for call in calls:
                 for (tree_index, path), parked in call.returned.items():
-                    upstream_gradients[output(f"{_taken_path(call)}[{tree_index}]{path}")] = (
-                        parked.back()
-                    )
+                    item = output(self._path_of_argument(call, tree_index, path))
+                    earlier_sum = upstream_gradients.get(item)
+                    value = parked.back()
+                    upstream_gradients[item] = value if earlier_sum is None else earlier_sum + value
         return upstream_gradients if native.gradients else {}
+
+    def _path_of_argument(self, call: BlockCall, tree_index: int, path: str) -> str:
+        """Where the rest returns an argument: what several blocks get, it returns for the first."""
+        for argument_key in self._left_out.get(call.name, ()):
+            start = f"[{argument_key!r}]"
+            block, what, number, key = self._sources[call.name, argument_key][call.number]
+            if what == "gets" and path.startswith(start):
+                tree_index = 0 if isinstance(key, int) else 1
+                inner_path = path.removeprefix(start)
+                return f"{OUTPUT}[1][{block!r}][{number}][{tree_index}][{key!r}]{inner_path}"
+        return f"{_taken_path(call)}[{tree_index}]{path}"
 
     def list_expected(self, native: Observation) -> dict[Item, Any]:
         """What the rest must return: the model's outputs, and what the blocks got."""
