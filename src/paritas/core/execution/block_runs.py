@@ -152,7 +152,7 @@ class BlockCall:
 
     def inputs(self) -> Inputs:
         """Its inputs, on their devices, with the other ones of the candidate."""
-        others = {} if self.others is None else self.others.as_argument(lambda tree: tree)
+        others = {} if self.others is None else self.others.as_argument()
         args, kwargs = bring_back([self.args, self.kwargs | others])
         return Inputs(tuple(args), kwargs)
 

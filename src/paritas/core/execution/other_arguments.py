@@ -18,7 +18,7 @@ from paritas.core.numerics.contents import same_leaf
 from paritas.core.numerics.flattening import flatten_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import nn
 
@@ -44,9 +44,9 @@ class OtherArguments:
     described: dict[ArgumentKey, str]
     renamed: dict[ArgumentKey, ArgumentKey]
 
-    def as_argument(self, back: Callable[[Any], Any]) -> dict[str, Any]:
-        """The argument by which a call of `ForCandidate` takes them."""
-        return {OTHERS: {"replaced": back(self.replaced), "dropped": list(self.dropped)}}
+    def as_argument(self) -> dict[str, Any]:
+        """The argument by which the blocks of `take_both_arguments` take them."""
+        return {OTHERS: {"replaced": self.replaced, "dropped": list(self.dropped)}}
 
 
 def find_other_arguments(
