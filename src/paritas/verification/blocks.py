@@ -386,7 +386,7 @@ class _OneCheck:
             total = gradient_copy if earlier_sum is None else earlier_sum[0] + gradient_copy
             self.summed[id(parameter)] = total, parameter
             true = None if arbiter is None else arbiter[0].gradients.get(gradient(name))
-            if is_inexact(value) and is_inexact(true) and value.shape == true.shape:
+            if true is not None and is_inexact(value) and value.shape == true.shape:
                 error = (gradient_copy - keep_gradient(true)).abs().square()
                 error = error.nan_to_num(0.0, 0.0, 0.0)
                 earlier = self.gradient_errors.get(id(parameter))
