@@ -331,6 +331,7 @@ def describe_row(row):
     if row["stage"] == "planted":
         about += [row["fault"]["kind"], row["fault"]["block"], row["blocks"]["status"]]
         about.append("at the block" if row["at_block"] else "NOT AT THE BLOCK")
+        about.append("" if row["is_cut"] else "which is not cut")
         about.append(f"ALSO {row['elsewhere']}" if row["elsewhere"] else "")
     return " ".join(filter(None, about))
 

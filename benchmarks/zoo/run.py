@@ -206,7 +206,7 @@ def import_once():
     import paritas  # noqa: F401
 
     for name in ("transformers", "timm", "torchvision"):
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, RuntimeError):  # the latter: for another torch
             importlib.import_module(name)
     # The first compilation in a process asks the compiler for its vectors; on x86 that takes half
     # a minute. A compilation would do for the rest too, but starts CUDA where there is a device.

@@ -387,6 +387,33 @@ def remember_detached(net, x):
     return (x * net.weight.detach()).tanh()
 
 
+class Shifted(nn.Module):
+    """Adds its shift row by row, so that the gradient of the shift is a long sum in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.shift, self.head = nn.Parameter(torch.zeros(8)), nn.Linear(8, 8)
+
+    def move(self, x):
+        return torch.cat([row + self.shift for row in x.split(1)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.move(x))
+
+
+def test_a_gradient_that_is_summed_more_accurately_between_blocks(undiagnosed):
+    torch.manual_seed(0)
+    net, x = Shifted().bfloat16(), torch.randn(512, 8).bfloat16()
+    better, wrong = copy.deepcopy(net), copy.deepcopy(net)
+    better.__class__ = type("Better", (Shifted,), {"move": lambda net, x: x + net.shift})
+    assert by_blocks(net, better, [x]).status is Status.EQUIVALENT
+    wrong.__class__ = type("Wrong", (Shifted,), {"move": lambda net, x: x + net.shift.detach()})
+    assert failing(by_blocks(net, wrong, [x])) == {"between blocks", ""}
+
+
 class Caching(nn.Module):
     def __init__(self, writes: bool) -> None:
         super().__init__()

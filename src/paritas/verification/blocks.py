@@ -141,6 +141,9 @@ class _OneCheck:
         self.failed: set[str] = set()  # the labels of pieces
         # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
         self.summed: dict[int, tuple[Tensor, Tensor]] = {}
+        # Parameter -> the square of the error of its gradient in all pieces, where it matters.
+        self.keeps_errors = False
+        self.gradient_errors: dict[int, Tensor] = {}
 
     def run(self) -> Verdict:
         check = self.check
@@ -189,8 +192,14 @@ class _OneCheck:
             watch = Shaken(self.check.reference.blocks, self.errors, seed)
             return whole_verification.once.run(RunOptions(watch=watch))[0]
 
+        state = whole_verification.reference.state
+        errors = {
+            gradient(name): self.gradient_errors[id(parameter)]
+            for name, parameter in {**state.lent, **state.tensors}.items()
+            if id(parameter) in self.gradient_errors
+        }
         noise = ComposedNoise(
-            shaken, whole_verification.natives[0], self.config.seed, self.check.tell
+            shaken, whole_verification.natives[0], self.config.seed, self.check.tell, errors
         )
         collected = whole_verification.compare(noise)
         if (
@@ -236,7 +245,7 @@ class _OneCheck:
         recorder: Recorder,
     ) -> None:
         """Check the blocks and the rest, as they were called in a recorded run."""
-        keeps_errors = not whole_verification.is_identical
+        self.keeps_errors = not whole_verification.is_identical
         self.repeats = whole_verification.repeats
         calls = recorder.cut_calls()
         rest = Rest(self.check.reference, self.check.candidate, recorded.inputs, calls)
@@ -259,7 +268,7 @@ class _OneCheck:
         todo = [call for calls in rest.calls.values() for call in calls]
         for done, call in enumerate(todo):
             self._tell(done, len(todo) + 1)
-            self._check_block(call, rest, keeps_errors=keeps_errors)
+            self._check_block(call, rest)
         self._tell(len(todo), len(todo) + 1)
         self._check_rest(rest, recorded)
 
@@ -280,7 +289,7 @@ class _OneCheck:
         step = Progress("checking blocks", done, total, failing=failing, peak=_peak_bytes())
         self.check.tell(step)
 
-    def _check_block(self, call: BlockCall, rest: Rest, *, keeps_errors: bool) -> None:
+    def _check_block(self, call: BlockCall, rest: Rest) -> None:
         """Verify one call of a block, and release what is not needed any more."""
         ours, candidate_block = (
             self.check.reference.blocks[call.name],
@@ -302,7 +311,7 @@ class _OneCheck:
                 return
             self._check_replay(label, call, verification)
             call.keep_returned(evidence.native[0])
-            arbiter = evidence.arbiter() if keeps_errors else None
+            arbiter = evidence.arbiter() if self.keeps_errors else None
         if arbiter is not None:
             self.errors[call.name, call.number] = {
                 item.name: error
@@ -350,7 +359,7 @@ class _OneCheck:
             shown = [] if settled.inputs is None else [settled.inputs]
             self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
         if verification.evidence is not None:
-            self._add_gradients(reference, verification.evidence.native[0])
+            self._add_gradients(reference, verification.evidence)
         is_search_over = failure_place is not None and failure_place.is_interrupted
         if verification.is_interrupted or settled.is_interrupted or is_search_over:
             raise KeyboardInterrupt  # after the findings about this piece
@@ -428,14 +437,23 @@ class _OneCheck:
             self._add_unverified(label, reason, advice)
             return
 
-    def _add_gradients(self, subject: Subject, native: Observation) -> None:
+    def _add_gradients(self, subject: Subject, evidence: Evidence[Any]) -> None:
+        native = evidence.native[0]
+        arbiter = evidence.arbiter() if self.keeps_errors and native.gradients else None
         for name, parameter in subject.state.tensors.items():
             value = native.gradients.get(gradient(name))
-            if value is not None:
-                gradient_copy = keep_gradient(value).double()
-                earlier_sum = self.summed.get(id(parameter))
-                total = gradient_copy if earlier_sum is None else earlier_sum[0] + gradient_copy
-                self.summed[id(parameter)] = total, parameter
+            if value is None:
+                continue
+            gradient_copy = keep_gradient(value).double()
+            earlier_sum = self.summed.get(id(parameter))
+            total = gradient_copy if earlier_sum is None else earlier_sum[0] + gradient_copy
+            self.summed[id(parameter)] = total, parameter
+            true = None if arbiter is None else arbiter[0].gradients.get(gradient(name))
+            if true is not None and is_inexact(value) and value.shape == true.shape:
+                error = (gradient_copy - keep_gradient(true)).abs().square()
+                error = error.nan_to_num(0.0, 0.0, 0.0)
+                earlier = self.gradient_errors.get(id(parameter))
+                self.gradient_errors[id(parameter)] = error if earlier is None else earlier + error
 
     def _check_sums(self, recorded: _WholeVerification, noise: ComposedNoise) -> None:
         """Check that the gradients of the whole model are the sums of those of its pieces."""

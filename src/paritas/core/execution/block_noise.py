@@ -107,6 +107,8 @@ class ComposedNoise:
 
     The reference runs natively a few more times. Each run moves the values between its blocks, so
     the spread of the results is what the noise of the blocks becomes on its way through the model.
+    The error that a piece makes in the gradient of a parameter comes on top: these runs move
+    nothing in the backward pass.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class ComposedNoise:
         base: Observation,
         seed: int,
         tell: Callable[[str], None],
+        errors: Mapping[Item, Tensor],
     ) -> None:
         """Measure on demand.
 
@@ -123,9 +126,11 @@ class ComposedNoise:
             base: the plain native run.
             seed: of the first run.
             tell: called before each run.
+            errors: gradient -> the square of its error in the pieces that compute it.
         """
         self._run_once = run
         self._base, self._seed, self._tell = base, seed, tell
+        self._errors = errors
         self.runs = 0
         self._is_broken = False
         self._squares: dict[Item, Tensor] = {}
@@ -133,13 +138,17 @@ class ComposedNoise:
 
     def around(self, base: Observation) -> ComposedNoise:
         """The same noise measured again, around another plain run."""
-        return ComposedNoise(self._run_once, base, self._seed, self._tell)
+        return ComposedNoise(self._run_once, base, self._seed, self._tell, self._errors)
 
     def spread(self, item: Item, runs: int) -> Tensor | None:
         """The rms deviation of an item over the runs, or None if there are none."""
         self._run(runs)
         squares = self._squares.get(item)
-        return None if squares is None or self._is_broken else (squares / self.runs).sqrt()
+        if squares is None or self._is_broken:
+            return None
+        error = self._errors.get(item)
+        own = error.to(squares.device) if error is not None and error.shape == squares.shape else 0
+        return (squares / self.runs + own).sqrt()
 
     def values(self, item: Item, runs: int) -> list[Any]:
         """The values of a discrete item in the runs."""

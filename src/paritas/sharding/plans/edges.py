@@ -60,7 +60,7 @@ class EdgeJudge(Judge):
             failed = None if trace.error is None else RuntimeError(trace.error)
             return dataclasses.replace(_merge_steps(trace), error=failed)
 
-        self.noise = ComposedNoise(shaken, base, program.seed, tell)
+        self.noise = ComposedNoise(shaken, base, program.seed, tell, {})
         self._wholes = shaking.abridge.wholes
 
     def judge(self) -> list[Judged]:
