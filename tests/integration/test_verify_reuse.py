@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
+import processes
 from paritas import Inputs, Status, VerifyConfig, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch.fx import GraphModule
 
@@ -391,3 +394,65 @@ def test_a_tensor_that_is_passed_twice_has_one_gradient() -> None:
     verdict = verify([x, x], torch.mul, lambda a, b: b * a)
     gradients = [f.path for f in verdict.findings if f.path.startswith("gradient of")]
     assert gradients == ["gradient of input[0]"]
+
+
+# --- The compiled float64 form, in the next process -----------------------------------------------
+
+PROGRAM = """
+import json
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from paritas import VerifyConfig, verify
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, labels):
+        noisy = x + 0.1 * torch.randn_like(x).view(-1, 8).tanh()
+        logits = self.head(nn.functional.gelu(self.layer(noisy)))
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+torch.manual_seed(0)
+model, x, labels = Model(), torch.randn(4, 8), torch.arange(4)
+compiled = torch.compile(model, options={"fallback_random": True})
+compiled(x, labels)[0].backward()
+model.zero_grad()
+
+
+def read():
+    names = {"inductor": "fxgraph_cache", "aot_autograd": "autograd_cache"}
+    return {
+        f"{name}_{what}": counters[home][f"{name}_{what}"]
+        for home, name in names.items()
+        for what in ("hit", "miss", "bypass")
+    }
+
+
+before = read()
+verdict = verify([x, labels], model, compiled, VerifyConfig(raise_on_mismatch=False))
+change = {name: count - before[name] for name, count in read().items()}
+lifted = sum(finding.lifted is not None for finding in verdict.findings)
+print(json.dumps([verdict.status.value, lifted, change]))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_the_compiled_float64_form_on_disk(tmp_path: Path) -> None:
+    results = []
+    for _ in range(2):
+        done = processes.run("-c", PROGRAM, environment={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+        assert not done.returncode, done.stderr
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    (first_status, first_lifted, first), (status, lifted, second) = results
+    assert (status, lifted) == (first_status, first_lifted)
+    assert status in {"identical", "equivalent"}
+    # One graph, which is compiled forward and backward.
+    compiled = {"autograd_cache_miss": 1, "fxgraph_cache_miss": 2}
+    loaded = {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
+    assert {name: count for name, count in first.items() if count} == compiled
+    assert {name: count for name, count in second.items() if count} == loaded

@@ -25,6 +25,7 @@ from paritas.core.candidates.loading import (
 from paritas.core.errors import UsageError, chain_of_causes, in_one_line
 from paritas.core.execution.compilation import Candidate
 from paritas.core.execution.isolation import ProgramState, copy_inputs
+from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.subjects import (
     ForeignProgram,
     Inputs,
@@ -274,7 +275,7 @@ def capture_call(model: nn.Module, inputs: Inputs) -> CapturedCall:
     """
     visited: list[Any] = []
     flat = _FlatModel(model, inputs, visited)
-    fresh = flat_tensors(copy_inputs(inputs))
+    fresh = _separate_tensors(flat_tensors(copy_inputs(inputs)))
     try:
         with quietly(), torch.no_grad():
             program = torch.export.export(flat, fresh)
@@ -304,6 +305,20 @@ def flat_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     """The tensors of the arguments, in the order of a captured program's arguments."""
     input_leaves = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
     return tuple(leaf for _, leaf in input_leaves if isinstance(leaf, torch.Tensor))
+
+
+def _separate_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors, each as an object of its own: they are the inputs of a program for any values.
+
+    Of a tensor that is passed twice, a captured program would use one input only.
+    """
+    used_ids: set[int] = set()
+    separate: list[Tensor] = []
+    for tensor in tensors:
+        is_used = id(tensor) in used_ids
+        used_ids.add(id(tensor))
+        separate.append(Copier().copy_tensor(tensor) if is_used else tensor)
+    return tuple(separate)
 
 
 def check_model(model: Any, name: str) -> None:

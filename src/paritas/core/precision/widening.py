@@ -223,6 +223,8 @@ class LiftedBackend:
         node.kwargs = {**node.kwargs, "dtype": node.kwargs.get("dtype") or self.native}
         with module.graph.inserting_after(node):
             wide = module.graph.call_method("to", (node, torch.float64))
+        # Torch caches no graph with methods of something that it does not know to be a tensor.
+        wide.meta = dict(node.meta)
         node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 

@@ -101,6 +101,19 @@ def test_each_set_of_inputs_has_its_program(model):
         candidate(*different_constant.args, **different_constant.kwargs)
 
 
+class Mixed(nn.Module):
+    def forward(self, left, right):
+        return left.sin() + 2 * right
+
+
+def test_a_program_captured_with_one_tensor_twice_computes_with_two():
+    x, y = torch.randn(4), torch.randn(4)
+    sets = [paritas.Inputs((x, y)), paritas.Inputs((x, x))]
+    candidate = foreign_program("torch", Mixed(), sets, right)
+    verdict = paritas.verify(sets, Mixed(), candidate, QUIET)
+    assert verdict.status is Status.EQUIVALENT
+
+
 def test_the_model_is_left_as_it_was(model):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     given = inputs()
