@@ -27,6 +27,7 @@ from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import OUTPUT, RunOptions, keep_gradient, same_value
 from paritas.core.execution.reachable import reachable_modules
+from paritas.core.execution.run_plan import RunStep
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.core.execution.subjects import ForeignProgram, Inputs, inspect_subject
@@ -233,7 +234,7 @@ class _OneCheck:
 
     def _tell(self, done: int, total: int) -> None:
         failing = sum(not finding.status.passes() for finding in self.out.findings)
-        step = Progress("checking blocks", done, total, failing=failing, peak=_peak_bytes())
+        step = Progress(RunStep.BLOCKS, done, total, failing=failing, peak=_peak_bytes())
         self.check.tell(step)
 
     def _check_block(self, call: BlockCall, rest: Rest, *, keeps_errors: bool) -> None:
@@ -601,7 +602,7 @@ class _WholeVerification(Verification):
         self, noise: ComposedNoise, sides: SubjectLift, collected: CollectedFindings
     ) -> None:
         """Run the reference once more, for all pieces, which were not run again one by one."""
-        self.tell("running the reference once more")
+        self.tell(RunStep.AGAIN)
         first, last = self.natives[0], self.once.run(RunOptions())[0]
         if same_observation(first, last):
             return
