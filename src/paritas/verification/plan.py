@@ -34,6 +34,7 @@ from paritas.core.results.progress import clock_words
 from paritas.core.results.wording import count_things, size
 from paritas.core.torch_private.dynamo import (
     backends_of,
+    compile_seconds,
     original_of,
     seconds_to_compile,
 )
@@ -298,12 +299,13 @@ class _NativeRun(Verification):
         self.conditions = dataclasses.replace(self.conditions, sketches=True)
 
     def measure(self) -> tuple[list[Observation], float]:
-        """The observations of its calls, and the seconds of one of them."""
+        """The observations of its calls, and the seconds of one of them, without compilation."""
         _synchronize()
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), compile_seconds()
         natives = self._run_reference()
         _synchronize()
-        return natives, (time.perf_counter() - began) / len(natives)
+        seconds = time.perf_counter() - began - (compile_seconds() - compiled)
+        return natives, max(0.0, seconds) / len(natives)
 
     def gather_evidence(self, natives: list[Observation]) -> Evidence[SubjectProgram]:
         """What the native runs show about the program; nothing else is run."""

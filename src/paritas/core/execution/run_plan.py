@@ -66,8 +66,8 @@ class RunCosts:
 # perturbed one 5 to 15; in bfloat16 1.5 to 10, and 9 to 24 (65 for the smallest program).
 _CPU_SINGLE = RunCosts(lifted=3.0, perturbed=10.0)
 _CPU_HALF = RunCosts(lifted=6.0, perturbed=18.0)
-# A product of matrices in float64 takes an H200 about 12 times as long as one in bfloat16. Other
-# GPUs and other dtypes were not measured: there, the first run in float64 shows it.
+# A product of matrices in float64 takes an H200 about 12 times as long as one in bfloat16. Whole
+# programs, other GPUs and other dtypes were not measured: there, the first run in float64 shows it.
 _CUDA_HALF = RunCosts(lifted=12.0, perturbed=None)
 _NOT_MEASURED = RunCosts(lifted=None, perturbed=None)
 _HALF_BYTES = 2
