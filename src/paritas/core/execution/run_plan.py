@@ -55,20 +55,25 @@ class RunCosts:
     Attributes:
         lifted: a run in float64.
         perturbed: a run with random rounding errors.
+        compilation: compiling the candidate in float64, in native compilations of it.
     """
 
     lifted: float | None
     perturbed: float | None
+    compilation: float | None = None
 
 
 # Typical values of transformer blocks and convolutions, forward and with gradients, on one thread
 # of a CPU with instructions for bfloat16. In float32 a lifted run took 2.1 to 3.8 native runs and a
-# perturbed one 5 to 15; in bfloat16 1.5 to 10, and 9 to 24 (65 for the smallest program).
-_CPU_SINGLE = RunCosts(lifted=3.0, perturbed=10.0)
-_CPU_HALF = RunCosts(lifted=6.0, perturbed=18.0)
+# perturbed one 5 to 15; in bfloat16 1.5 to 10, and 9 to 24 (65 for the smallest program). Inductor
+# took 62 s to compile natively and 5 s in float64, and with gradients 82 s and 12 s: the first time
+# it starts up, and in float64 it builds all kernels in one unit.
+_CPU_SINGLE = RunCosts(lifted=3.0, perturbed=10.0, compilation=0.15)
+_CPU_HALF = RunCosts(lifted=6.0, perturbed=18.0, compilation=0.15)
 # A product of matrices in float64 takes an H200 about 12 times as long as one in bfloat16. Whole
 # programs, other GPUs and other dtypes were not measured: there, the first run in float64 shows it.
-_CUDA_HALF = RunCosts(lifted=12.0, perturbed=None)
+# Inductor compiled a training step of 1.1 billion parameters in 42 s natively, 54 s in float64.
+_CUDA_HALF = RunCosts(lifted=12.0, perturbed=None, compilation=1.3)
 _NOT_MEASURED = RunCosts(lifted=None, perturbed=None)
 _HALF_BYTES = 2
 
@@ -93,12 +98,15 @@ class PlannedRun:
         cost: in native runs of the reference, without compilation; None if that is not known.
         compiles: a compiler may work on it.
         calls: of the program.
+        compilation: what compiling costs, in native compilations of the candidate; None if that is
+            not known.
     """
 
     step: RunStep
     cost: float | None
     compiles: bool = False
     calls: int = 1
+    compilation: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +139,9 @@ class PlannedCheck:
         if self.is_narrow:
             runs.append(PlannedRun(RunStep.ARBITER, self._lifted, calls=self.calls))
         if self.is_narrow and self.lifts:
+            compilation = self.costs.compilation
             runs.append(
-                PlannedRun(RunStep.LIFTED, self._lifted, self.is_compiled, calls=self.calls)
+                PlannedRun(RunStep.LIFTED, self._lifted, self.is_compiled, self.calls, compilation)
             )
         return (*runs, _AGAIN)
 
@@ -282,7 +291,7 @@ class PlanFollower:
 
     def _add_plan(self, step: Progress) -> Progress:
         current = 0.0 if self._is_between else self._estimate(self._current)
-        if not self._is_between and self._takes_unknown_time(self._current):
+        if not self._is_between and self._estimate_compilation(self._current) is None:
             current = None
         later_runs = self._runs[self._position + 1 :]
         later = [self._estimate(run) for run in later_runs]
@@ -292,7 +301,7 @@ class PlanFollower:
             is_between=self._is_between,
             seconds=current,
             later=None if None in later else sum(filter(None, later)),
-            compiles_later=any(map(self._takes_unknown_time, later_runs)),
+            compiles_later=None in map(self._estimate_compilation, later_runs),
         )
 
     def _estimate(self, run: PlannedRun) -> float | None:
@@ -306,13 +315,15 @@ class PlanFollower:
             seconds = None
         else:
             seconds = run.cost * native / (self._runs[0].cost or 1.0)
-        is_lifted = run.compiles and run.step is RunStep.LIFTED
-        return seconds + (self._compilation or 0.0) if is_lifted and seconds else seconds
+        compilation = self._estimate_compilation(run)
+        return seconds if seconds is None else seconds + (compilation or 0.0)
 
-    def _takes_unknown_time(self, run: PlannedRun) -> bool:
-        """Whether a compiler may work on a run for a time that is not known."""
+    def _estimate_compilation(self, run: PlannedRun) -> float | None:
+        """The seconds that a compiler will work on a run; None if that is not known."""
         if not run.compiles or run.step in self._seconds:
-            return False
+            return 0.0
         if run.step is RunStep.CANDIDATE:
-            return not self._is_compiled
-        return run.step is RunStep.BLOCKS or self._compilation is None
+            return 0.0 if self._is_compiled else None
+        if run.compilation is None or self._compilation is None:
+            return None
+        return run.compilation * self._compilation

@@ -17,7 +17,7 @@ from paritas.core.execution.run_plan import (
 )
 from paritas.core.results.progress import Progress
 
-COSTS = RunCosts(lifted=4.0, perturbed=10.0)
+COSTS = RunCosts(lifted=4.0, perturbed=10.0, compilation=0.5)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -167,7 +167,7 @@ def test_a_compilation_that_was_seen_is_the_estimate_of_the_next_one(clocks):
     tell(RunStep.CANDIDATE)
     clocks.go_on(6, compiling=50)
     tell(RunStep.ARBITER)
-    assert estimates(heard[-1]) == (12.0, 12.0 + 50.0 + 3.0, False)
+    assert estimates(heard[-1]) == (12.0, 12.0 + 25.0 + 3.0, False)
 
 
 def test_what_the_user_has_compiled_is_not_compiled_again_natively(clocks):
@@ -176,7 +176,20 @@ def test_what_the_user_has_compiled_is_not_compiled_again_natively(clocks):
     tell(RunStep.REFERENCE)
     clocks.go_on(3)
     tell(RunStep.CANDIDATE)
-    assert estimates(heard[-1]) == (6.0, 12.0 + 12.0 + 50.0 + 3.0, False)
+    assert estimates(heard[-1]) == (6.0, 12.0 + 12.0 + 25.0 + 3.0, False)
+
+
+def test_where_no_compilation_in_float64_was_measured_none_is_estimated(clocks):
+    heard = []
+    costs = RunCosts(lifted=4.0, perturbed=None)
+    runs = PlannedCheck(costs, is_compiled=True).plan_whole()
+    tell = follow(clocks, heard, runs, compilation=50.0)
+    tell(RunStep.REFERENCE)
+    clocks.go_on(3)
+    tell(RunStep.CANDIDATE)
+    assert estimates(heard[-1]) == (6.0, 12.0 + 12.0 + 3.0, True)
+    tell(RunStep.LIFTED)
+    assert estimates(heard[-1])[0] is None
 
 
 def test_a_run_that_is_not_planned_comes_after_one_that_is(clocks):
