@@ -315,7 +315,7 @@ def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
     assert steps[:3] == [
         "importing torch ...",
         "building nets:build ...",
-        "running the reference ...",
+        "running the reference: step 1 of 5",
     ]
     assert result.stdout.startswith("status ")
 

@@ -28,6 +28,7 @@ from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import OUTPUT, RunOptions, keep_gradient, same_value
 from paritas.core.execution.other_arguments import take_both_arguments
 from paritas.core.execution.reachable import reachable_modules
+from paritas.core.execution.run_plan import RunStep
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.core.execution.subjects import ForeignProgram, Inputs, inspect_subject
@@ -286,7 +287,7 @@ class _OneCheck:
 
     def _tell(self, done: int, total: int) -> None:
         failing = sum(not finding.status.passes() for finding in self.out.findings)
-        step = Progress("checking blocks", done, total, failing=failing, peak=_peak_bytes())
+        step = Progress(RunStep.BLOCKS, done, total, failing=failing, peak=_peak_bytes())
         self.check.tell(step)
 
     def _check_block(self, call: BlockCall, rest: Rest) -> None:
@@ -702,7 +703,7 @@ class _WholeVerification(Verification):
         self, noise: ComposedNoise, sides: SubjectLift, collected: CollectedFindings
     ) -> None:
         """Run the reference once more, for all pieces, which were not run again one by one."""
-        self.tell("running the reference once more")
+        self.tell(RunStep.AGAIN)
         first, last = self.natives[0], self.once.run(RunOptions())[0]
         if same_observation(first, last):
             return

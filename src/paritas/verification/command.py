@@ -19,11 +19,13 @@ from paritas.core.commands.options import (
     format_options,
     inputs_option,
     json_option,
+    json_takes_stdout,
     progress,
     refuse,
     setup_option,
     strict_option,
     train_option,
+    was_given,
     with_shrink_command,
     write_json,
 )
@@ -32,6 +34,7 @@ from paritas.core.settings import LOCATE_SECONDS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from paritas.core.execution.subjects import VerifyConfig
     from paritas.core.results.findings import Verdict
 
 
@@ -50,6 +53,14 @@ class VerifyOptions(CandidateOptions):
     blocks: tuple[str, ...]
     locate_seconds: float
     setup: tuple[str, ...]
+
+
+_PLAN = "paritas.verify.plan"
+
+
+def _ask_for_plan(ctx: click.Context, _: click.Parameter, value: object) -> None:
+    """Note `--plan`, which is not a setting: a forgotten one would turn off every check."""
+    ctx.meta[_PLAN] = bool(value)
 
 
 @click.command(short_help="Compare a model with its compiled form.")
@@ -82,7 +93,15 @@ class VerifyOptions(CandidateOptions):
     metavar="SECONDS",
     help="On a failure, look for where it starts for at most this time; 0 turns it off.",
 )
-@json_option()
+@click.option(
+    "--plan",
+    is_flag=True,
+    expose_value=False,
+    callback=_ask_for_plan,
+    help="Run only the reference, print what the check would run, compile and need in memory, with "
+    "the estimated time, and exit with 0. Nothing is compared.",
+)
+@json_option("Write the verdict with all its findings, or the plan, to this file.")
 @format_options
 @click.pass_context
 def verify(
@@ -108,6 +127,9 @@ def verify(
         replaced = f"--candidate {options.candidate!r}, which replaces torch.compile"
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
     _check_forms(factory, options)
+    if ctx.meta[_PLAN]:
+        _show_plan(ctx, factory, options, json_path)
+        return
     verdict = _run_verify(factory, options)
     verdict = with_shrink_command(verdict, _shrink_arguments(factory, options))
     write_json(json_path, verdict.to_json)
@@ -146,27 +168,61 @@ def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
     with progress() as tell:
         tell("importing torch")
         from paritas.core.candidates.makers import build_candidate, build_reference
-        from paritas.core.execution import subjects
         from paritas.verification import verify as verifying
 
         import_modules(options.setup)
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
         candidate = build_candidate(model, inputs, options)
-        verify_config = subjects.VerifyConfig(
-            verify_gradients=False if options.no_gradients else None,
-            lift=not options.no_lift,
-            strict=options.strict,
-            raise_on_mismatch=False,
-            locate_seconds=options.locate_seconds,
-        )
         by: Any = options.by
         return verifying.verify(
             inputs,
             model,
             candidate,
-            verify_config,
+            _make_config(options),
             by=by,
             blocks=options.blocks or None,
             on_progress=tell,
         )
+
+
+def _make_config(options: VerifyOptions) -> VerifyConfig:
+    from paritas.core.execution.subjects import VerifyConfig
+
+    return VerifyConfig(
+        verify_gradients=False if options.no_gradients else None,
+        lift=not options.no_lift,
+        strict=options.strict,
+        raise_on_mismatch=False,
+        locate_seconds=options.locate_seconds,
+    )
+
+
+def _show_plan(
+    ctx: click.Context, factory: str, options: VerifyOptions, json_path: Path | None
+) -> None:
+    """Print what a check would cost; a candidate that is not made by torch.compile is not made."""
+    if was_given(ctx, "format_name"):
+        ctx.fail("--format cannot be combined with --plan, which has no findings")
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.core.candidates.makers import build_candidate, build_reference
+        from paritas.verification.plan import PlannedTarget, plan_check, plan_text
+
+        import_modules(options.setup)
+        tell(f"building {factory}")
+        model, inputs = build_reference(factory, options)
+        is_made = options.candidate is None  # torch.compile compiles nothing until it is called
+        target = PlannedTarget(
+            name=factory,
+            model=model,
+            inputs=inputs,
+            candidate=build_candidate(model, inputs, options) if is_made else None,
+            candidate_name=options.candidate or f"torch.compile ({options.backend})",
+        )
+        by: Any = options.by
+        plan = plan_check(
+            target, _make_config(options), by=by, blocks=options.blocks or None, tell=tell
+        )
+    write_json(json_path, plan.to_json)
+    click.echo(plan_text(plan), err=json_takes_stdout())

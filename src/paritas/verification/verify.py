@@ -21,6 +21,7 @@ from paritas.core.execution.observation import (
     same_value,
     storage_address,
 )
+from paritas.core.execution.run_plan import RunStep, follow_plans
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
@@ -79,7 +80,8 @@ def verify(
             not enough memory for it; a note says so.
         blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
             of the reference. With them, `by` is "blocks".
-        on_progress: called with a short text before each step that may take long.
+        on_progress: called with a short text before each step that may take long. The text is a
+            `Progress`, whose `plan` has the number of the step and the time that is left.
 
     Returns:
         The verdict, true if the candidate computes what the reference computes.
@@ -94,12 +96,12 @@ def verify(
         raise UsageError(f"verify_cfg must be a VerifyConfig, not {config!r:.120}")
     config = config.as_used()
     sets = input_sets(inputs)
-    tell = on_progress or (lambda _: None)
     check_by(by, blocks)
     pair = framework_model, compiled_model
+    tell_whole, tell_blocks = follow_plans(on_progress, pair, config, len(sets))
 
-    whole = functools.partial(_verify_whole, pair, sets, config, tell)
-    in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell)
+    whole = functools.partial(_verify_whole, pair, sets, config, tell_whole)
+    in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell_blocks)
     asks_blocks = by == "blocks" or blocks is not None
     gradients = config.verify_gradients is not False and torch.is_grad_enabled()
     shortage, device = describe_shortage(framework_model, gradients=gradients)
@@ -367,7 +369,7 @@ class Verification:
         first = dataclasses.replace(first, further={}, again={})
         last = first
         if not (self.runs_again_later or sides.repetition.is_shown_by_arbiter(first)):
-            self.tell("running the reference once more")
+            self.tell(RunStep.AGAIN)
             with running_subject(self.reference, self.rng, self.conditions) as call:
                 last = call(self.inputs)
         ours, candidate_state = self.reference.state, self.candidate.state
@@ -456,7 +458,7 @@ class Verification:
 
     def _run_reference(self) -> list[Observation]:
         """Call it once, and a second time if the first call left state behind."""
-        self.tell("running the reference")
+        self.tell(RunStep.REFERENCE)
         with running_subject(self.reference, self.rng, self.conditions) as call:
             observations = [call(self.inputs)]
             again = self.config.verify_second_call and self.config.enabled
@@ -465,7 +467,7 @@ class Verification:
         return observations
 
     def _run_candidate(self, reference_calls: int) -> list[Observation]:
-        self.tell("running the candidate (a compiler works on the first call)")
+        self.tell(RunStep.CANDIDATE)
         again = self.config.verify_second_call and self.config.enabled
         holds = self.config.verify_aliasing and not self._outputs_are_reused
         conditions = dataclasses.replace(self.conditions, holds=holds)

@@ -151,6 +151,19 @@ def compile_time() -> None:
     expect("where Inductor keeps its dtype rules", has_dtype_rules())
 
 
+def compile_seconds() -> None:
+    """The time that a compilation took is known."""
+    from paritas.core.torch_private.dynamo import compile_seconds, seconds_to_compile
+
+    torch.compiler.reset()
+    before = compile_seconds()
+    compiled = torch.compile(_wave, backend="eager")
+    compiled(torch.ones(2))
+    torch.compiler.reset()
+    expect("whether compiling takes time", compile_seconds() > before)
+    expect("whether it is known for a function", seconds_to_compile(compiled) is not None)
+
+
 def kernel_units() -> None:
     """Inductor's C++ kernels can be built in one unit."""
     from paritas.core.torch_private.kernel_units import can_share_units

@@ -12,7 +12,7 @@ from torch import nn
 from paritas.core.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # A module outside of the repeated ones is a block of its own, as an embedding or a head, if it has
@@ -65,6 +65,11 @@ def find_blocks(
             name = prefix.removesuffix(".")
             blocks_by_name |= dict(_large_ones(module, name, blocks_by_name, LARGE_SHARE * largest))
     return {name: blocks_by_name[name] for name in named_modules(modules) if name in blocks_by_name}
+
+
+def count_kinds(blocks: Iterable[nn.Module]) -> int:
+    """The number of kinds of blocks: blocks that differ only in their weights are of one kind."""
+    return len({_signature(block) for block in blocks})
 
 
 def named_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -17,6 +17,7 @@ import torch
 from paritas.core.errors import in_one_line
 from paritas.core.execution.observation import RunOptions, same_value
 from paritas.core.execution.program import Program
+from paritas.core.execution.run_plan import RunStep
 from paritas.core.numerics.automatic import nonfinite_mismatch
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import (
@@ -299,7 +300,7 @@ class Evidence(Generic[P_co]):
 
     def _lift_by_mode(self) -> list[Observation] | None:
         """Run the reference in float64 by a dispatch mode, which also shows its casts."""
-        self.tell("running the reference in float64")
+        self.tell(RunStep.ARBITER)
         looks = not self._program.knows_dtypes
         mode = self.lift_mode(remember_sums=looks)
         watch = _AutocastWatch() if looks else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from paritas.core.torch_private.operators import WIDE
 from paritas.core.torch_private.tensors import bytes_asked, free_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -35,6 +37,7 @@ def check_by(by: str | None, blocks: object) -> None:
 # error of the allocator says so.
 WIDE_COPIES_FORWARD = 1.5
 WIDE_COPIES_GRADIENTS = 8.0
+_CPU = torch.device("cpu")
 _ADVICE = (
     "free memory on the device, use shorter inputs or a smaller batch, or name smaller blocks with "
     "blocks=[...]"
@@ -101,24 +104,57 @@ def _describe(error: BaseException, device: torch.device) -> str:
 
 def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device]:
     """Why a model is too large to be checked as a whole, or "", and the device that it is on."""
-    tensors: dict[int, Tensor] = {}
-    for module in reachable_modules(model, original_of).values():
-        module_tensors = (*module.parameters(), *module.buffers())
-        tensors |= {
-            id(tensor): tensor
-            for tensor in module_tensors
-            if not torch.nn.parameter.is_lazy(tensor)
-        }
-    if not tensors:
-        return "", torch.device("cpu")
-    device = max(tensors.values(), key=lambda tensor: tensor.nbytes).device
-    here = [tensor for tensor in tensors.values() if tensor.device == device]
-    native = sum(tensor.nbytes for tensor in here)
-    wide = sum(
-        tensor.numel() * WIDE[tensor.dtype].itemsize for tensor in here if tensor.dtype in WIDE
-    )
-    copies = WIDE_COPIES_GRADIENTS if gradients else WIDE_COPIES_FORWARD
-    needed, free = int(native + copies * wide), free_bytes(device)
+    model_size = measure_model(reachable_modules(model, original_of).values(), gradients=gradients)
+    needed, free, device = model_size.needed, model_size.free, model_size.device
     if free is None or needed <= free:
         return "", device
     return f"the whole model needs about {size(needed)}, {size(free)} are free on {device}", device
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSize:
+    """The parameters and buffers of some modules, and the memory that a check of them needs.
+
+    Attributes:
+        parameters: the number of parameters, on all devices.
+        nbytes: the bytes of parameters and buffers, on all devices.
+        dtype: the most frequent dtype that can be lifted; None if there is none.
+        device: the one of the largest tensor; the CPU if there is none.
+        needed: at least so many bytes are needed on that device, beside the model.
+        free: so many are free there; None if that is unknown.
+    """
+
+    parameters: int
+    nbytes: int
+    dtype: torch.dtype | None
+    device: torch.device
+    needed: int
+    free: int | None
+
+
+def measure_model(modules: Iterable[torch.nn.Module], *, gradients: bool) -> ModelSize:
+    """Count what some modules hold; what they share counts once."""
+    parameters: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
+    for module in modules:
+        parameters |= {id(tensor): tensor for tensor in module.parameters()}
+        tensors |= {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    tensors = {
+        key: tensor for key, tensor in tensors.items() if not torch.nn.parameter.is_lazy(tensor)
+    }
+    device = max(tensors.values(), key=lambda tensor: tensor.nbytes).device if tensors else _CPU
+    here = [tensor for tensor in tensors.values() if tensor.device == device]
+    lifted = [tensor for tensor in here if tensor.dtype in WIDE]
+    wide = sum(tensor.numel() * WIDE[tensor.dtype].itemsize for tensor in lifted)
+    copies = WIDE_COPIES_GRADIENTS if gradients else WIDE_COPIES_FORWARD
+    numbers = collections.Counter[torch.dtype]()
+    for tensor in lifted:
+        numbers[tensor.dtype] += tensor.numel()
+    return ModelSize(
+        parameters=sum(tensors[key].numel() for key in parameters if key in tensors),
+        nbytes=sum(tensor.nbytes for tensor in tensors.values()),
+        dtype=numbers.most_common(1)[0][0] if numbers else None,
+        device=device,
+        needed=int(sum(tensor.nbytes for tensor in here) + copies * wide),
+        free=free_bytes(device),
+    )

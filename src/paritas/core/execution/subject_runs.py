@@ -38,6 +38,7 @@ from paritas.core.execution.responses import (
     nudge_inputs,
     responds_smoothly,
 )
+from paritas.core.execution.run_plan import RunStep
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.numerics import criterion
@@ -280,7 +281,7 @@ class SubjectLift:
     @quietly()
     def _lift_candidate(self) -> list[Observation] | None:
         evidence = self.evidence
-        evidence.tell("running the candidate in float64 (a compiler works on the first call)")
+        evidence.tell(RunStep.LIFTED)
         used = frozenset(evidence.dtypes)
         if self.candidate.is_compiled:
             family = self.candidate.family

@@ -38,6 +38,17 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+class PlanFacts(TypedDict):
+    """Where a step is in the plan of the work; see `Progress`."""
+
+    step: int
+    steps: int
+    is_between: bool
+    seconds: float | None
+    later: float | None
+    compiles_later: bool
+
+
 class ProgressFacts(TypedDict, total=False):
     """What is known of a step besides its count; see `Progress`."""
 
@@ -55,6 +66,14 @@ _NO_FACTS: ProgressFacts = {
     "peak": 0,
     "running": (),
 }
+_NO_PLAN: PlanFacts = {
+    "step": 0,
+    "steps": 0,
+    "is_between": False,
+    "seconds": None,
+    "later": None,
+    "compiles_later": False,
+}
 
 
 class Progress(str):
@@ -69,9 +88,23 @@ class Progress(str):
         at_most: seconds after which the work is stopped; None without a limit.
         peak: the most memory in use so far on the device, in bytes; 0 if unknown.
         running: what is in progress, the oldest first, if several things are at a time.
+        plan: where it is in the plan of the work, if there is one: `step` is its number of `steps`,
+            or the last one before it if it `is_between` them and not planned; `seconds` is the
+            estimate for it and `later` that for the planned steps after it, None if unknown;
+            `compiles_later`: a compiler will work on one of these, for a time that is not counted.
     """
 
-    __slots__ = ("at_most", "done", "failing", "nbytes", "peak", "running", "stage", "total")
+    __slots__ = (
+        "at_most",
+        "done",
+        "failing",
+        "nbytes",
+        "peak",
+        "plan",
+        "running",
+        "stage",
+        "total",
+    )
 
     stage: str
     done: int
@@ -81,6 +114,7 @@ class Progress(str):
     at_most: float | None
     peak: int
     running: tuple[str, ...]
+    plan: PlanFacts
 
     def __new__(
         cls, stage: str, done: int = 0, total: int = 0, **facts: Unpack[ProgressFacts]
@@ -90,7 +124,15 @@ class Progress(str):
         instance.stage, instance.done, instance.total = stage, done, total
         for name, value in {**_NO_FACTS, **facts}.items():
             setattr(instance, name, value)
+        instance.plan = _NO_PLAN
         return instance
+
+    def with_plan(self, **plan: Unpack[PlanFacts]) -> Progress:
+        """The same step, in a plan."""
+        facts: Any = {name: getattr(self, name) for name in _NO_FACTS}
+        planned = Progress(self.stage, self.done, self.total, **facts)
+        planned.plan = plan
+        return planned
 
 
 class Pace:
@@ -114,10 +156,13 @@ class Pace:
     def words(self) -> str:
         """`3 of 12, 8/s, 40 s left` if known, else how long the stage has taken so far."""
         step, seconds = self.step, self._clock() - self._began
-        words = [f"{step.done} of {step.total}"] if step.total else []
+        words = [_position_words(step.plan)] if step.plan["steps"] else []
+        words += [f"{step.done} of {step.total}"] if step.total else []
         words.append(rate_words(step.done - self._first, step.nbytes, seconds))
         time_left = self._time_left()
-        if time_left is not None:
+        if step.plan["steps"] and step.at_most is None:
+            words.append(self._planned_time(seconds))
+        elif time_left is not None:
             words.append(time_left)
         elif seconds >= 1:
             words.append(f"{clock_words(seconds)} so far")
@@ -130,14 +175,41 @@ class Pace:
     def _time_left(self) -> str | None:
         step, now = self.step, self._clock()
         stopped = None if step.at_most is None else max(0.0, step.at_most - (now - self._updated))
-        done = step.done - self._first
-        if done > 0 and step.total > step.done:
-            # Up to the last update: nothing is known to be done since.
-            total_seconds = (self._updated - self._began) / done * (step.total - self._first)
-            remaining_seconds = max(0.0, total_seconds - (now - self._began))
-            remaining = remaining_seconds if stopped is None else min(remaining_seconds, stopped)
+        counted = self._counted_seconds()
+        if counted is not None:
+            remaining = counted if stopped is None else min(counted, stopped)
             return f"{clock_words(remaining)} left"
         return None if stopped is None else f"at most {clock_words(stopped)} left"
+
+    def _counted_seconds(self) -> float | None:
+        """The seconds to the end of this stage, as its count shows them."""
+        step, done = self.step, self.step.done - self._first
+        if done <= 0 or step.total <= step.done:
+            return None
+        # Up to the last update: nothing is known to be done since.
+        total_seconds = (self._updated - self._began) / done * (step.total - self._first)
+        return max(0.0, total_seconds - (self._clock() - self._began))
+
+    def _planned_time(self, elapsed: float) -> str:
+        """The time to the end of the plan; if this step takes longer, what follows after it."""
+        plan, remaining = self.step.plan, self._counted_seconds()
+        compiles = " + compilation" if plan["compiles_later"] else ""
+        later = plan["later"]
+        if remaining is None and plan["seconds"] is not None and elapsed <= plan["seconds"]:
+            remaining = plan["seconds"] - elapsed
+        if remaining is not None and later is not None:
+            left = remaining + later
+            words = f"about {clock_words(left)}{compiles or ' left'}"
+            return words if left >= 1 or compiles else ""
+        parts = [f"{clock_words(elapsed)} so far"] if elapsed >= 1 else []
+        if later is not None and (later >= 1 or compiles):
+            parts.append(f"then {clock_words(later)}{compiles}")
+        return ", ".join(parts)
+
+
+def _position_words(plan: PlanFacts) -> str:
+    """`step 3 of 5`; `after step 3 of 5` for what is not planned."""
+    return f"{'after ' if plan['is_between'] else ''}step {plan['step']} of {plan['steps']}"
 
 
 def rate_words(done: float, nbytes: int, seconds: float) -> str:
@@ -225,10 +297,14 @@ class ProgressBar:
 
 def bar_display(console: Console) -> Display:
     """The display of a `ProgressBar`; it leaves the terminal clean."""
-    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, TextColumn
+    from rich.progress import BarColumn, ProgressColumn, SpinnerColumn
     from rich.progress import Progress as RichProgress
     from rich.table import Column
     from rich.text import Text
+
+    class Stage(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.description, no_wrap=True, overflow="ellipsis")
 
     class CountedBar(BarColumn):
         def render(self, task: Any) -> Any:
@@ -239,10 +315,11 @@ def bar_display(console: Console) -> Display:
             pace: Pace = task.fields["pace"]
             return Text(pace.words(), style="red" if pace.step.failing else "")
 
-    stage = Column(no_wrap=True, overflow="ellipsis", max_width=40)
+    # Its text does not wrap, but on a narrow terminal it alone is shortened.
+    stage = Column(max_width=40)
     return RichProgress(
         SpinnerColumn("line"),
-        TextColumn("{task.description}", markup=False, table_column=stage),
+        Stage(table_column=stage),
         CountedBar(bar_width=10),
         Words(table_column=Column(no_wrap=True)),
         console=console,

@@ -200,6 +200,40 @@ def count_compiled_frames() -> int:
     return int(torch._dynamo.utils.counters["frames"]["ok"])
 
 
+def compile_seconds() -> float:
+    """The seconds that compilations have taken in this process so far, forward and backward."""
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
+
+
+def seconds_to_compile(function: Any) -> float | None:
+    """The seconds that the compilations of a function or module have taken in this process.
+
+    None if there were none, or if they cannot be told from those of other code. Only the last 64
+    compilations are known.
+    """
+    codes = {(code.co_filename, code.co_firstlineno) for code in _codes_of(original_of(function))}
+    records = torch._dynamo.utils.get_compilation_metrics()
+    # The backward pass of a frame is compiled later, under the same number.
+    numbers = {
+        record.compile_id
+        for record in records
+        if (record.co_filename, record.co_firstlineno) in codes and record.fail_type is None
+    }
+    microseconds = [record.duration_us or 0 for record in records if record.compile_id in numbers]
+    return sum(microseconds) / 1e6 if microseconds else None
+
+
+def _codes_of(function: Any) -> Iterator[types.CodeType]:
+    """The code that Dynamo compiles for a function or module: its own, and what decorators wrap."""
+    called = getattr(function, "forward", function)
+    while called is not None:
+        called = getattr(called, "__func__", called)
+        code = getattr(called, "__code__", None)
+        if isinstance(code, types.CodeType):
+            yield code
+        called = getattr(called, "__wrapped__", None)
+
+
 def run_as_it_is(graph: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     """A backend that runs graphs unchanged."""
     del example_inputs

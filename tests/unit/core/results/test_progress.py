@@ -116,6 +116,98 @@ def test_minutes_are_shown_once_there_are_some():
     assert [clock_words(seconds) for seconds in (0.2, 59.4, 59.6)] == ["0 s", "59 s", "1 min 0 s"]
 
 
+# --- the plan of the work -------------------------------------------------------------------------
+
+
+def planned(stage, number, seconds=None, later=None, **others):
+    facts = {"is_between": False, "compiles_later": False, **others}
+    count = facts.pop("count", (0, 0))
+    return Progress(stage, *count, failing=facts.pop("failing", 0)).with_plan(
+        step=number, steps=5, seconds=seconds, later=later, **facts
+    )
+
+
+def test_a_planned_step_keeps_its_words_and_facts():
+    step = planned("checking blocks", 3, count=(2, 9), failing=1)
+    assert (step, step.stage, step.done, step.total, step.failing) == (
+        "checking blocks (2 of 9)",
+        "checking blocks",
+        2,
+        9,
+        1,
+    )
+    assert step.plan["step"] == 3
+    assert Progress("matching").plan["steps"] == 0
+
+
+def test_the_time_left_is_that_of_this_step_and_of_those_after_it(clock):
+    pace = Pace(clock)
+    pace.update(planned("running the reference in float64", 3, 30.0, 10.0))
+    assert pace.words() == "step 3 of 5, about 40 s left"
+    clock.now += 25
+    assert pace.words() == "step 3 of 5, about 15 s left"
+
+
+def test_a_step_that_takes_longer_than_planned_says_what_comes_after_it(clock):
+    pace = Pace(clock)
+    pace.update(planned("running the reference in float64", 3, 30.0, 10.0))
+    clock.now += 31
+    assert pace.words() == "step 3 of 5, 31 s so far, then 10 s"
+
+
+def test_a_time_that_is_not_known_is_not_promised(clock):
+    pace = Pace(clock)
+    pace.update(planned("running the reference", 1))
+    assert pace.words() == "step 1 of 5"
+    clock.now += 12
+    assert pace.words() == "step 1 of 5, 12 s so far"
+    pace.update(planned("running the candidate", 2, None, 8.0, compiles_later=True))
+    clock.now += 3
+    assert pace.words() == "step 2 of 5, 3 s so far, then 8 s + compilation"
+    pace.update(planned("running the reference in float64", 3, 4.0, 6.0, compiles_later=True))
+    assert pace.words() == "step 3 of 5, about 10 s + compilation"
+
+
+def test_what_takes_less_than_a_second_has_no_time(clock):
+    pace = Pace(clock)
+    pace.update(planned("running the reference in float64", 3, 0.2, 0.3))
+    assert pace.words() == "step 3 of 5"
+
+
+def test_the_count_of_a_step_tells_its_time_better_than_the_plan(clock):
+    pace = Pace(clock)
+    pace.update(planned("checking blocks", 3, 1000.0, 7.0, count=(0, 4)))
+    clock.now += 20
+    pace.update(planned("checking blocks", 3, 1000.0, 7.0, count=(2, 4), failing=1))
+    assert pace.words() == "step 3 of 5, 2 of 4, about 27 s left, 1 failing"
+
+
+def test_a_step_that_is_not_planned_is_between_two_that_are(clock):
+    pace = Pace(clock)
+    pace.update(planned("measuring rounding, run 1", 4, 0.0, 9.0, is_between=True))
+    clock.now += 5
+    assert pace.words() == "after step 4 of 5, 5 s so far, then 9 s"
+
+
+def test_a_limit_of_time_counts_more_than_the_plan(clock):
+    pace = Pace(clock)
+    step = Progress("looking for where it starts", at_most=60)
+    plan = {"seconds": 0.0, "later": 0.0, "compiles_later": False, "is_between": True}
+    pace.update(step.with_plan(step=5, steps=5, **plan))
+    assert pace.words() == "after step 5 of 5, at most 1 min 0 s left"
+
+
+def test_on_a_narrow_terminal_the_stage_is_shortened_before_the_time():
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    display = bar_display(console)
+    ProgressBar(display)(planned("running the candidate in float64", 4, 60.0, 30.0))
+    console.print(display.get_renderable())
+    text = console.file.getvalue()
+    assert "step 4 of 5, about 1 min 30 s left" in text
+    assert "running the candid" in text
+    assert text.count("\n") == 1
+
+
 # --- a log ----------------------------------------------------------------------------------------
 
 
