@@ -22,7 +22,7 @@ from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.block_noise import ComposedNoise, Shaken, measure_error
 from paritas.core.execution.block_notes import describe_cut, label_texts
 from paritas.core.execution.block_runs import Recorder, bring_back
-from paritas.core.execution.blocks import named_modules, require_blocks
+from paritas.core.execution.blocks import named_modules, parameter_bytes, require_blocks
 from paritas.core.execution.cut_models import BETWEEN, OtherArgument, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import OUTPUT, RunOptions, keep_gradient, same_value
@@ -43,6 +43,7 @@ from paritas.core.numerics.flattening import flatten_value
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.core.results.progress import Progress
+from paritas.core.results.wording import size
 from paritas.core.time_limit import TimeLimit
 from paritas.core.torch_private.dynamo import backends_of, original_of, undo_compile
 from paritas.core.torch_private.tensors import is_out_of_memory
@@ -118,6 +119,7 @@ class BlocksCheck:
         self.tell = tell
         self.failed: list[FailedPair] = []
         self.search_limit: TimeLimit | None = None
+        self.least_share = 0.0
 
     def run(self, inputs: Inputs, number: int = 0) -> Verdict:
         """Check one set of inputs; `number` is its number if there are several."""
@@ -266,12 +268,24 @@ class _OneCheck:
                 BETWEEN, f"the model cannot be cut at its blocks: {why}", _NO_CUT_ADVICE
             )
             return
+        self._require_share(rest)
         todo = [call for calls in rest.calls.values() for call in calls]
         for done, call in enumerate(todo):
             self._tell(done, len(todo) + 1)
             self._check_block(call, rest)
         self._tell(len(todo), len(todo) + 1)
         self._check_rest(rest, recorded)
+
+    def _require_share(self, rest: Rest) -> None:
+        """Refuse a model of which too little can be cut out, if that was asked for."""
+        modules = self.check.reference.modules.values()
+        whole_bytes = sum(map(parameter_bytes, modules))
+        cut_bytes = sum(parameter_bytes(self.check.reference.blocks[name]) for name in rest.calls)
+        if cut_bytes < self.check.least_share * whole_bytes:
+            raise UsageError(
+                f"the model can be cut only at blocks with {size(cut_bytes)} of its "
+                f"{size(whole_bytes)} of parameters"
+            )
 
     @property
     def _piece_config(self) -> VerifyConfig:

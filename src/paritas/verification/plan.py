@@ -18,7 +18,12 @@ from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.block_notes import name_blocks
 from paritas.core.execution.blocks import count_kinds, find_blocks, require_blocks
 from paritas.core.execution.evidence import Evidence
-from paritas.core.execution.fitting import check_by, describe_shortage, measure_model
+from paritas.core.execution.fitting import (
+    check_by,
+    describe_saving,
+    describe_shortage,
+    measure_model,
+)
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.run_plan import (
     PlannedCheck,
@@ -267,10 +272,13 @@ def _choose_way(
     """As a whole or by blocks, as `verify` chooses, and why if the caller does not."""
     if by == "blocks" or patterns is not None:
         return "blocks", ""
-    shortage = "" if by == "whole" else describe_shortage(model, gradients=gradients)[0]
+    if by == "whole":
+        return "whole", ""
+    shortage = describe_shortage(model, gradients=gradients)[0]
     if shortage and find_blocks(dict(reachable_modules(model, original_of))):
         return "blocks", shortage
-    return "whole", ""
+    saving = describe_saving(model, model)
+    return ("blocks", saving) if saving else ("whole", "")
 
 
 @dataclasses.dataclass(frozen=True)

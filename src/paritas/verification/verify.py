@@ -12,7 +12,12 @@ import torch
 
 from paritas.core.errors import MismatchError, UsageError
 from paritas.core.execution.evidence import Demand, Evidence
-from paritas.core.execution.fitting import check_by, describe_shortage, verify_where_it_fits
+from paritas.core.execution.fitting import (
+    check_by,
+    describe_saving,
+    describe_shortage,
+    verify_where_it_fits,
+)
 from paritas.core.execution.observation import (
     OUTPUT,
     Observation,
@@ -76,8 +81,8 @@ def verify(
         compiled_model: the candidate, an `nn.Module` or any callable.
         verify_cfg: what to compare; by default, everything.
         by: "whole" to run the models in float64 as a whole, or "blocks" to check their blocks one
-            by one, in the memory of a few of them. By default the whole, and blocks where there is
-            not enough memory for it; a note says so.
+            by one, in the memory of a few of them. By default the whole, and blocks where that
+            costs less or where there is not enough memory for the whole; a note says so.
         blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
             of the reference. With them, `by` is "blocks".
         on_progress: called with a short text before each step that may take long. The text is a
@@ -109,6 +114,8 @@ def verify(
         verdict = verify_where_it_fits(in_blocks, None, "", device)
     elif by == "whole":
         verdict = verify_where_it_fits(whole, None, "", device)
+    elif not shortage and (saving := describe_saving(framework_model, compiled_model)):
+        verdict = _verify_blocks_first(in_blocks, whole, saving, device)
     else:
         verdict = verify_where_it_fits(whole, in_blocks, shortage, device)
     if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
@@ -119,16 +126,42 @@ def verify(
 _Pair = tuple["Callable[..., Any]", "Callable[..., Any]"]
 
 
+def _verify_blocks_first(
+    in_blocks: Callable[..., Verdict],
+    whole: Callable[[], Verdict],
+    saving: str,
+    device: torch.device,
+) -> Verdict:
+    """Check by blocks, and as a whole only where the blocks do not decide.
+
+    They do not if the model cannot be cut, and if all of them agree but the whole models do not:
+    then the fault may lie in what the compiler does across blocks, or in the noise of the whole.
+    """
+    try:
+        verdict = verify_where_it_fits(lambda: in_blocks(least_share=LEAST_SHARE), None, "", device)
+    except UsageError:
+        return verify_where_it_fits(whole, None, "", device)
+    wrong = wrong_findings(verdict)
+    is_decided = any(finding.item.graph for finding in wrong)
+    if not verdict.passed and not is_decided:
+        return verify_where_it_fits(whole, None, "", device)
+    note = f"checked by blocks, which costs less: {saving}; by='whole' checks it as a whole"
+    return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
 def _verify_by_blocks(
     pair: _Pair,
     sets: list[Inputs],
     config: VerifyConfig,
     patterns: Sequence[str] | None,
     tell: Callable[[str], None],
+    *,
+    least_share: float = 0.0,
 ) -> Verdict:
     from paritas.verification.blocks import BlocksCheck
 
     check = BlocksCheck(*pair, config, patterns, tell)
+    check.least_share = least_share
     rng = RandomState.now()
     try:
         verdict = Verdict.merge(
@@ -180,6 +213,10 @@ def _verify_whole(
 
 # Outputs are held to the end, to see what is written to them later, unless they are larger.
 MOST_HELD = 64 << 20
+
+
+# Of the parameters, in blocks that can be cut out: else a check by blocks saves little.
+LEAST_SHARE = 0.5
 
 
 class Verification:

@@ -171,6 +171,11 @@ def _are_alike(group: list[nn.Module]) -> bool:
     return 2 * counts.most_common(1)[0][1] >= len(group)
 
 
+def count_alike(blocks: Mapping[str, nn.Module]) -> int:
+    """The number of blocks in the largest group of blocks with the same structure."""
+    return max(collections.Counter(map(_signature, blocks.values())).values(), default=0)
+
+
 def _signature(module: nn.Module) -> Any:
     tensors = [
         (name, tuple(tensor.shape), tensor.dtype) for name, tensor in module.named_parameters()
