@@ -201,7 +201,10 @@ def count_compiled_frames() -> int:
 
 
 def compile_seconds() -> float:
-    """The seconds that compilations have taken in this process so far, forward and backward."""
+    """The seconds that compilations have taken since the process or the last reset of the compiler.
+
+    Forward and backward passes count.
+    """
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
