@@ -312,7 +312,7 @@ class _NativeRun(Verification):
         began, compiled = time.perf_counter(), compile_seconds()
         natives = self._run_reference()
         _synchronize()
-        seconds = time.perf_counter() - began - (compile_seconds() - compiled)
+        seconds = time.perf_counter() - began - max(0.0, compile_seconds() - compiled)
         return natives, max(0.0, seconds) / len(natives)
 
     def gather_evidence(self, natives: list[Observation]) -> Evidence[SubjectProgram]:

@@ -274,7 +274,7 @@ class PlanFollower:
     def _end_step(self) -> None:
         """Learn from the step that has ended what it takes."""
         now = self._clock(), self._compile_clock()
-        compilation = now[1] - self._began[1]
+        compilation = max(0.0, now[1] - self._began[1])  # torch.compiler.reset() resets the clock
         if self._position >= 0 and not self._is_between:
             step = self._current.step
             self._seconds[step] = max(0.0, now[0] - self._began[0] - compilation)

@@ -201,25 +201,32 @@ def count_compiled_frames() -> int:
 
 
 def compile_seconds() -> float:
-    """The seconds that compilations have taken in this process so far, forward and backward."""
+    """The seconds that compilations have taken since the process or the last reset of the compiler.
+
+    Forward and backward passes count.
+    """
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
 def seconds_to_compile(function: Any) -> float | None:
     """The seconds that the compilations of a function or module have taken in this process.
 
-    None if there were none, or if they cannot be told from those of other code. Only the last 64
-    compilations are known.
+    None if there were none, or none under its own code: a `Sequential` is compiled under code of
+    torch. Functions with the same decorator have the decorator's code in common, and its time. Only
+    the last 64 compilations are known.
     """
     codes = {(code.co_filename, code.co_firstlineno) for code in _codes_of(original_of(function))}
-    records = torch._dynamo.utils.get_compilation_metrics()
-    # The backward pass of a frame is compiled later, under the same number.
-    numbers = {
-        record.compile_id
-        for record in records
-        if (record.co_filename, record.co_firstlineno) in codes and record.fail_type is None
-    }
-    microseconds = [record.duration_us or 0 for record in records if record.compile_id in numbers]
+    # The backward pass of a frame is compiled later, under the same number; after a reset of the
+    # compiler, another frame may have it.
+    numbers: set[str | None] = set()
+    microseconds = []
+    for record in torch._dynamo.utils.get_compilation_metrics():
+        if record.co_filename is not None:
+            numbers.discard(record.compile_id)
+        if (record.co_filename, record.co_firstlineno) in codes and record.fail_type is None:
+            numbers.add(record.compile_id)
+        if record.compile_id in numbers:
+            microseconds.append(record.duration_us or 0)
     return sum(microseconds) / 1e6 if microseconds else None
 
 

@@ -170,6 +170,16 @@ def test_a_compilation_that_was_seen_is_the_estimate_of_the_next_one(clocks):
     assert estimates(heard[-1]) == (12.0, 12.0 + 25.0 + 3.0, False)
 
 
+def test_a_reset_of_the_compiler_is_no_time(clocks):
+    heard = []
+    tell = follow(clocks, heard, whole(is_compiled=False))
+    tell(RunStep.REFERENCE)
+    clocks.go_on(3)
+    clocks.compiling = 0.0
+    tell(RunStep.AGAIN)
+    assert estimates(heard[-1]) == (3.0, 0, False)
+
+
 def test_what_the_user_has_compiled_is_not_compiled_again_natively(clocks):
     heard = []
     tell = follow(clocks, heard, whole(), compilation=50.0)

@@ -57,6 +57,20 @@ def test_the_backward_pass_is_part_of_it():
     assert compile_seconds() > before
 
 
+def test_after_a_reset_the_time_of_other_code_is_not_taken_for_it():
+    def longer(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(50):
+            x = x.sin()
+        return x
+
+    torch.compiler.reset()
+    torch.compile(longer, backend="aot_eager")(torch.ones(2, requires_grad=True)).sum().backward()
+    seconds = seconds_to_compile(longer)
+    torch.compiler.reset()
+    torch.compile(lambda x: x * 5, backend="eager")(torch.ones(2))  # under the same number
+    assert seconds_to_compile(longer) == seconds
+
+
 def test_what_is_no_torch_program_has_none():
     assert seconds_to_compile(len) is None
     assert seconds_to_compile(5) is None
