@@ -39,6 +39,7 @@ for _threads in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
 import torch  # noqa: E402 - the environment comes first
 from benchmarks.lab.journals import read_rows  # noqa: E402
 from benchmarks.zoo import run as zoo  # noqa: E402
+from benchmarks.zoo.reordered import copy_reordered  # noqa: E402
 
 _PREFIXES = {"transformers": "hf", "timm": "timm", "torchvision": "torchvision"}
 # These come first, the others in random order.
@@ -105,9 +106,10 @@ def check_both(job, row, model, args, kwargs):
 
 
 def make_candidate(backend, model):
-    """The model compiled by a backend; for "copy", a copy of it that is not compiled."""
+    """The model compiled by a backend, or one of two copies of it that are not compiled."""
     torch.compiler.reset()
-    return copy.deepcopy(model) if backend == "copy" else torch.compile(model, backend=backend)
+    copies = {"copy": copy.deepcopy, "reordered": copy_reordered}
+    return copies[backend](model) if backend in copies else torch.compile(model, backend=backend)
 
 
 def check(by, reference, candidate, args, kwargs, seconds):
@@ -301,7 +303,7 @@ def parse_arguments():
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--devices", nargs="+", default=["cpu"])
     parser.add_argument(
-        "--backends", nargs="+", default=["aot_eager"], help="of torch.compile; copy for none"
+        "--backends", nargs="+", default=["aot_eager"], help="of torch.compile; copy or reordered"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--faults", action="store_true", help="plant a fault in one block")
