@@ -232,11 +232,12 @@ class Recorder(BlockHooks):
         """Copy the arguments."""
         number = len(self.calls[name])
         now = RandomState.of_torch()
+        kept_args, kept_kwargs = self.keep_tree([list(args), kwargs])
         call = BlockCall(
             name=name,
             number=number,
-            args=self.keep_tree(list(args)),
-            kwargs=self.keep_tree(kwargs),
+            args=kept_args,
+            kwargs=kept_kwargs,
             around=Surroundings.now(),
             draws=(now, now),
             buffers=self.keep_tree(dict(block.named_buffers())) if number else {},
@@ -287,10 +288,11 @@ class Recorder(BlockHooks):
 
     def keep_tree(self, tree: Any) -> Any:
         """A copy of nested values; objects of unknown classes are copied as a whole."""
+        copier = Copier()
         return map_leaves(
             tree,
             lambda leaf: (
-                self.keep(leaf) if isinstance(leaf, torch.Tensor) else Copier().copy_tree(leaf)
+                self.keep(leaf) if isinstance(leaf, torch.Tensor) else copier.copy_tree(leaf)
             ),
         )
 
