@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 # The sum of the gradients of all pieces may differ by this share from the gradient of the whole.
 _NEAR = 0.05
 _NO_CUT_ADVICE = (
-    "a model of transformers fills a cache: pass use_cache=False; otherwise name other blocks, or "
-    "check the whole model with by='whole'"
+    "if blocks write to a cache that is passed to the model, pass none; otherwise name other "
+    "blocks, or check the whole model with by='whole'"
 )
 _CACHE = (
     "the blocks write to a cache, so they were checked in a call with use_cache=False; the cache "
