@@ -332,8 +332,9 @@ def describe_row(row):
         about.append(f"truth {row['truth']}" if "truth" in row else "")
     if row["stage"] == "planted":
         about += [row["fault"]["kind"], row["fault"]["block"], row["blocks"]["status"]]
-        about.append("at the block" if row["at_block"] else "NOT AT THE BLOCK")
-        about.append("" if row["is_cut"] else "which is not cut")
+        if row["blocks"]["status"] in _VERDICTS:
+            about.append("at the block" if row["at_block"] else "NOT AT THE BLOCK")
+            about.append("" if row["is_cut"] else "which is not cut")
         about.append(f"ALSO {row['elsewhere']}" if row["elsewhere"] else "")
     return " ".join(filter(None, about))
 
