@@ -289,6 +289,7 @@ class _OneCheck:
         verification.runs_again_later = True
         verification.conditions = dataclasses.replace(
             verification.conditions,
+            sketches=False,  # the gradients of its inputs go to other blocks
             upstream=upstream,
             gradients=verification.conditions.gradients and bool(upstream),
         )
