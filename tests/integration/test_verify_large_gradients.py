@@ -11,6 +11,7 @@ from torch import nn
 
 import paritas.verification.verify as verifying
 from paritas import Status, Verdict, VerifyConfig, verify
+from paritas.core.execution import fitting
 from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.observation import MOST_KEPT
 
@@ -73,6 +74,7 @@ def test_rounding_passes(dtype):
     program = model(dtype)
     verdict = verdict_on(program, Other(program))
     assert verdict.passed, str(verdict)
+    assert any("sketches were compared" in note for note in verdict.notes)
     shown = {finding.path: finding for finding in verdict.findings}["gradient of 0.weight"]
     assert shown.shape == (WIDTH, WIDTH)
     assert shown.dtype == str(dtype).removeprefix("torch.")
@@ -168,3 +170,14 @@ def test_few_gradients_are_compared_as_they_are(monkeypatch):
     monkeypatch.setattr(verifying, "MOST_WHOLE_GRADIENTS", 1 << 30)
     verdict = verdict_on(model(), with_gradient(lambda value: 1.01 * value))
     assert SKETCHED not in failures(verdict)["gradient of 2.weight"]
+    assert not any("sketches were compared" in note for note in verdict.notes)
+
+
+def test_the_estimate_of_the_memory_knows_that_large_gradients_are_sketched(monkeypatch):
+    parameters = WIDTH * (WIDTH + 1) * 2
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: (4 + 3 * 8) * parameters)
+    monkeypatch.setattr(fitting, "MOST_WHOLE_GRADIENTS", 1 << 10)
+    assert fitting.describe_shortage(model(), gradients=True)[0]
+    assert not fitting.describe_shortage(model(), gradients=True, sketches=True)[0]
+    monkeypatch.setattr(fitting, "MOST_WHOLE_GRADIENTS", 1 << 30)
+    assert fitting.describe_shortage(model(), gradients=True, sketches=True)[0]

@@ -14,6 +14,7 @@ from paritas.core.errors import MismatchError, UsageError
 from paritas.core.execution.evidence import Demand, Evidence
 from paritas.core.execution.fitting import check_by, describe_shortage, verify_where_it_fits
 from paritas.core.execution.observation import (
+    MOST_WHOLE_GRADIENTS,
     OUTPUT,
     Observation,
     RunConditions,
@@ -102,7 +103,7 @@ def verify(
     in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell)
     asks_blocks = by == "blocks" or blocks is not None
     gradients = config.verify_gradients is not False and torch.is_grad_enabled()
-    shortage, device = describe_shortage(framework_model, gradients=gradients)
+    shortage, device = describe_shortage(framework_model, gradients=gradients, sketches=True)
     if asks_blocks:
         verdict = verify_where_it_fits(in_blocks, None, "", device)
     elif by == "whole":
@@ -175,11 +176,6 @@ def _verify_whole(
         remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*shown, *sets])])
     return verdict
 
-
-# Larger gradients of all parameters together go by sketches: those of all runs, in float64, would
-# take twenty times as much. A fault in one element shows in a sketch in float64 as it does in the
-# gradient; natively, a thousandth of it may hide.
-MOST_WHOLE_GRADIENTS = 64 << 20
 
 # Outputs are held to the end, to see what is written to them later, unless they are larger.
 MOST_HELD = 64 << 20
@@ -293,6 +289,10 @@ class Verification:
         if self.config.verify_aliasing:
             collected.take(self._compare_memory(candidate[0]))
         collected.notes += evidence.notes
+        if self.conditions.sketches:
+            most = size(MOST_WHOLE_GRADIENTS)
+            note = f"the gradients take more than {most}: of large ones, sketches were compared"
+            collected.notes.append(note)
         return collected.verdict(strict=self.config.strict)
 
     def failed_call(self, verdict: Verdict) -> FailedCall:

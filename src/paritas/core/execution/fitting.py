@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.execution.observation import MOST_WHOLE_GRADIENTS
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.results.findings import Verdict, unverified
 from paritas.core.results.wording import size
@@ -35,6 +36,7 @@ def check_by(by: str | None, blocks: object) -> None:
 # error of the allocator says so.
 WIDE_COPIES_FORWARD = 1.5
 WIDE_COPIES_GRADIENTS = 8.0
+WIDE_COPIES_SKETCHES = 2.5
 _ADVICE = (
     "free memory on the device, use shorter inputs or a smaller batch, or name smaller blocks with "
     "blocks=[...]"
@@ -99,8 +101,13 @@ def _describe(error: BaseException, device: torch.device) -> str:
     return needed if free is None else f"{needed}, {size(free)} were free on {device}"
 
 
-def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device]:
-    """Why a model is too large to be checked as a whole, or "", and the device that it is on."""
+def describe_shortage(
+    model: Any, *, gradients: bool, sketches: bool = False
+) -> tuple[str, torch.device]:
+    """Why a model is too large to be checked as a whole, or "", and the device that it is on.
+
+    With `sketches`, the check keeps sketches of large gradients.
+    """
     tensors: dict[int, Tensor] = {}
     for module in reachable_modules(model, original_of).values():
         module_tensors = (*module.parameters(), *module.buffers())
@@ -118,6 +125,8 @@ def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device
         tensor.numel() * WIDE[tensor.dtype].itemsize for tensor in here if tensor.dtype in WIDE
     )
     copies = WIDE_COPIES_GRADIENTS if gradients else WIDE_COPIES_FORWARD
+    if gradients and sketches and native > MOST_WHOLE_GRADIENTS:
+        copies = WIDE_COPIES_SKETCHES
     needed, free = int(native + copies * wide), free_bytes(device)
     if free is None or needed <= free:
         return "", device

@@ -396,6 +396,10 @@ def keep_leaf(leaf: Any) -> Any:
     return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
 
 
+# If the gradients of all parameters take more than this, large ones are sketched: those of all
+# runs, in float64, would take twenty times as much. In float64 a fault in one element is far above
+# all rounding in its sum as well; natively, a loss of accuracy in few elements is not.
+MOST_WHOLE_GRADIENTS = 64 << 20
 # A gradient of at most this many numbers is kept as it is where larger ones are sketched.
 MOST_KEPT = 1 << 14
 
