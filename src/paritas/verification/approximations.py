@@ -211,11 +211,12 @@ def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) 
     value, candidate_value = value.to(arbiter.device), candidate_value.to(arbiter.device)
     if nonfinite_mismatch(value, candidate_value) is not None:
         return not sure
-    unit = unit_roundoff(value.dtype)
+    summed_unit = call.compared[0].summed_unit(finding.item.during(0, 0))
+    unit = max(summed_unit, unit_roundoff(value.dtype))
     noise = Noise(
         unit=unit,
         step=smallest_step(value.dtype),
-        inner=min(unit, UNIT_F32),
+        inner=max(summed_unit, min(unit, UNIT_F32)),
         own=criterion.own_noise(value, arbiter),
         reference=value,
     )

@@ -354,6 +354,7 @@ class _OneCheck:
         verification = _PieceVerification(piece, (reference, candidate), inputs, config)
         verification.conditions = dataclasses.replace(
             verification.conditions,
+            sketches=False,  # the gradients of its inputs go to other blocks
             upstream=upstream,
             gradients=verification.conditions.gradients and bool(upstream),
         )

@@ -102,7 +102,10 @@ class FurtherGradients:
         further = {
             item: value for item, value in observation.further.items() if self._is_asked(item)
         }
-        return dataclasses.replace(native, further=further, again=observation.again)
+        forms = native.gradient_forms | observation.gradient_forms
+        return dataclasses.replace(
+            native, further=further, again=observation.again, gradient_forms=forms
+        )
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Run both sides under the same flags: what one side cannot compute, neither computes."""
@@ -191,14 +194,10 @@ class FurtherGradients:
         if any(observation.backward_changes_things for observation in (reference, candidate)):
             self._skip(_AGAIN, "the backward pass changes inputs, state or the random generators")
             return False
-        numbers = sum(
-            gradient_tensor.nbytes
-            for gradient_tensor in candidate.gradients.values()
-            if gradient_tensor is not None
-        )
-        if numbers > MOST_REPEATED:
+        fits = candidate.gradient_bytes <= MOST_REPEATED
+        if not fits:
             self._skip(_AGAIN, f"the gradients take more than {size(MOST_REPEATED)}")
-        return numbers <= MOST_REPEATED
+        return fits
 
     def _runs_natively(self, side: Subject) -> bool:
         """Whether a side runs natively for this. A compiled one only lifts: it would recompile."""

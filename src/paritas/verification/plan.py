@@ -206,7 +206,7 @@ def plan_check(
     )
     tell(RunStep.REFERENCE)
     measured = _measure_reference(reference, sets, config)
-    model_size = measure_model(modules.values(), gradients=measured.gradients)
+    model_size = measure_model(modules.values(), gradients=measured.gradients, sketches=True)
     largest = max(
         (measure_model([block], gradients=measured.gradients) for block in by_name.values()),
         key=lambda block_size: block_size.needed,
@@ -274,7 +274,7 @@ def _choose_way(
         return "blocks", ""
     if by == "whole":
         return "whole", ""
-    shortage = describe_shortage(model, gradients=gradients)[0]
+    shortage = describe_shortage(model, gradients=gradients, sketches=True)[0]
     if shortage and find_blocks(dict(reachable_modules(model, original_of))):
         return "blocks", shortage
     saving = describe_saving(model, model)

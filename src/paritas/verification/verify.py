@@ -19,6 +19,7 @@ from paritas.core.execution.fitting import (
     verify_where_it_fits,
 )
 from paritas.core.execution.observation import (
+    MOST_WHOLE_GRADIENTS,
     OUTPUT,
     Observation,
     RunConditions,
@@ -109,7 +110,7 @@ def verify(
     in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell_blocks)
     asks_blocks = by == "blocks" or blocks is not None
     gradients = config.verify_gradients is not False and torch.is_grad_enabled()
-    shortage, device = describe_shortage(framework_model, gradients=gradients)
+    shortage, device = describe_shortage(framework_model, gradients=gradients, sketches=True)
     if asks_blocks:
         verdict = verify_where_it_fits(in_blocks, None, "", device)
     elif by == "whole":
@@ -261,6 +262,7 @@ class Verification:
             gradients=self._differentiates(),
             seed=config.seed,
             accumulates=_hang_on_accumulation(reference, candidate),
+            sketches=_gradient_bytes(reference) > MOST_WHOLE_GRADIENTS,
         )
         self.later_conditions = self.conditions
         self.explainers: list[_InterruptibleExplainer] = []
@@ -326,6 +328,10 @@ class Verification:
         if self.config.verify_aliasing:
             collected.take(self._compare_memory(candidate[0]))
         collected.notes += evidence.notes
+        if self.conditions.sketches:
+            most = size(MOST_WHOLE_GRADIENTS)
+            note = f"the gradients take more than {most}: of large ones, sketches were compared"
+            collected.notes.append(note)
         return collected.verdict(strict=self.config.strict)
 
     def failed_call(self, verdict: Verdict) -> FailedCall:
@@ -587,6 +593,12 @@ class _InterruptibleExplainer(Explainer):
             self.left, self.is_interrupted = 0, True
             self.notes.append("the kind of error is not known: the diagnosis was interrupted")
             return findings
+
+
+def _gradient_bytes(subject: Subject) -> int:
+    """The size of the gradients of all parameters."""
+    tensors = {**subject.state.tensors, **subject.state.lent}.values()
+    return sum(tensor.nbytes for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
 
 
 def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:

@@ -271,6 +271,11 @@ class Evidence(Generic[P_co]):
         """Unit roundoff of the coarsest arithmetic the reference does."""
         return max(unit_roundoff(dtype) for dtype in self.dtypes)
 
+    def summed_unit(self, item: Item, call: int = 0) -> float:
+        """Unit roundoff of a gradient of which the native run keeps a sketch; else 0."""
+        form = self.native[call].gradient_forms.get(item)
+        return 0.0 if form is None else unit_roundoff(form.dtype)
+
     @property
     def is_narrow(self) -> bool:
         """Whether there is a wider precision to lift the program to."""

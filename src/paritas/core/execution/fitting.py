@@ -12,6 +12,7 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.blocks import count_alike, find_blocks, named_modules
+from paritas.core.execution.observation import MOST_WHOLE_GRADIENTS
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.results.findings import Verdict, unverified
@@ -39,6 +40,7 @@ def check_by(by: str | None, blocks: object) -> None:
 # error of the allocator says so.
 WIDE_COPIES_FORWARD = 1.5
 WIDE_COPIES_GRADIENTS = 8.0
+WIDE_COPIES_SKETCHES = 2.5
 _CPU = torch.device("cpu")
 _ADVICE = (
     "free memory on the device, use shorter inputs or a smaller batch, or name smaller blocks with "
@@ -131,9 +133,15 @@ def _describe(error: BaseException, device: torch.device) -> str:
     return needed if free is None else f"{needed}, {size(free)} were free on {device}"
 
 
-def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device]:
-    """Why a model is too large to be checked as a whole, or "", and the device that it is on."""
-    model_size = measure_model(reachable_modules(model, original_of).values(), gradients=gradients)
+def describe_shortage(
+    model: Any, *, gradients: bool, sketches: bool = False
+) -> tuple[str, torch.device]:
+    """Why a model is too large to be checked as a whole, or "", and the device that it is on.
+
+    With `sketches`, the check keeps sketches of large gradients.
+    """
+    modules = reachable_modules(model, original_of).values()
+    model_size = measure_model(modules, gradients=gradients, sketches=sketches)
     needed, free, device = model_size.needed, model_size.free, model_size.device
     if free is None or needed <= free:
         return "", device
@@ -161,7 +169,9 @@ class ModelSize:
     free: int | None
 
 
-def measure_model(modules: Iterable[torch.nn.Module], *, gradients: bool) -> ModelSize:
+def measure_model(
+    modules: Iterable[torch.nn.Module], *, gradients: bool, sketches: bool = False
+) -> ModelSize:
     """Count what some modules hold; what they share counts once."""
     parameters: dict[int, Tensor] = {}
     tensors: dict[int, Tensor] = {}
@@ -175,7 +185,10 @@ def measure_model(modules: Iterable[torch.nn.Module], *, gradients: bool) -> Mod
     here = [tensor for tensor in tensors.values() if tensor.device == device]
     lifted = [tensor for tensor in here if tensor.dtype in WIDE]
     wide = sum(tensor.numel() * WIDE[tensor.dtype].itemsize for tensor in lifted)
+    native = sum(tensor.nbytes for tensor in here)
     copies = WIDE_COPIES_GRADIENTS if gradients else WIDE_COPIES_FORWARD
+    if gradients and sketches and native > MOST_WHOLE_GRADIENTS:
+        copies = WIDE_COPIES_SKETCHES
     numbers = collections.Counter[torch.dtype]()
     for tensor in lifted:
         numbers[tensor.dtype] += tensor.numel()
@@ -184,6 +197,6 @@ def measure_model(modules: Iterable[torch.nn.Module], *, gradients: bool) -> Mod
         nbytes=sum(tensor.nbytes for tensor in tensors.values()),
         dtype=numbers.most_common(1)[0][0] if numbers else None,
         device=device,
-        needed=int(sum(tensor.nbytes for tensor in here) + copies * wide),
+        needed=int(native + copies * wide),
         free=free_bytes(device),
     )

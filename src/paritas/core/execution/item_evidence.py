@@ -128,6 +128,11 @@ class ItemEvidence:
         """Unit roundoff of the program's precision."""
         return UNIT_F64 if self.in_float64 else self.evidence.unit
 
+    @property
+    def summed_unit(self) -> float:
+        """Unit roundoff of a gradient of which a sketch is kept; 0 for other values."""
+        return 0.0 if self.in_float64 else self.evidence.summed_unit(self.item, self.call)
+
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference, if known."""
         return self._lifted.coarsest()

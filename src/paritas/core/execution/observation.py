@@ -6,7 +6,6 @@ import array
 import contextlib
 import copy
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -59,6 +58,8 @@ class Observation:
         again: item -> gradient from a second backward pass over the same graph, if it differs.
         own_backward: backward functions that are not torch's took part, and no compiled code.
         gradient_layouts: item -> the original layout of a gradient.
+        gradient_forms: item -> a tensor of the shape, dtype and device of a gradient of which a
+            sketch is kept; it takes no memory.
         strides: item -> strides of the returned tensors.
         requires_grad: item -> flag of the returned tensors, and of inputs that were written to.
         flags: item -> `requires_grad` of an input, a parameter or a buffer, if it was set.
@@ -88,6 +89,7 @@ class Observation:
     again: dict[Item, Tensor | None] = dataclasses.field(default_factory=dict)
     own_backward: bool = False
     gradient_layouts: dict[Item, torch.layout] = dataclasses.field(default_factory=dict)
+    gradient_forms: dict[Item, Tensor] = dataclasses.field(default_factory=dict)
     strides: dict[Item, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     requires_grad: dict[Item, bool] = dataclasses.field(default_factory=dict)
     flags: dict[Item, bool] = dataclasses.field(default_factory=dict)
@@ -147,6 +149,12 @@ class Observation:
     def returned(self) -> Flat:
         """The returned value, in the form for matching."""
         return Flat({item.name: leaf for item, leaf in self.outputs.items()}, self.kinds)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The size of all gradients of the caller's own call, also of those that are sketched."""
+        gradients = (self.gradient_forms.get(item, g) for item, g in self.gradients.items())
+        return sum(gradient.nbytes for gradient in gradients if gradient is not None)
 
     def items(self) -> Iterator[tuple[Item, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
@@ -388,21 +396,30 @@ def keep_leaf(leaf: Any) -> Any:
     return copy.copy(plain) if isinstance(plain, _WRITABLE) else plain
 
 
+# If the gradients of all parameters take more than this, large ones are sketched: those of all
+# runs, in float64, would take twenty times as much. In float64 a fault in one element is far above
+# all rounding in its sum as well; natively, a loss of accuracy in few elements is not.
+MOST_WHOLE_GRADIENTS = 64 << 20
 # A gradient of at most this many numbers is kept as it is where larger ones are sketched.
 MOST_KEPT = 1 << 14
+
+
+def is_sketched(gradient: Any) -> bool:
+    """Whether only a sketch of a gradient is kept where large ones are sketched."""
+    return isinstance(gradient, torch.Tensor) and gradient.numel() > MOST_KEPT
 
 
 def keep_gradient(gradient: Any) -> Any:
     """A copy of a small gradient, the sketch of a large one: its random sums, in float64."""
     plain_gradient = as_plain(gradient)
-    if not isinstance(plain_gradient, torch.Tensor) or plain_gradient.numel() <= MOST_KEPT:
+    if not is_sketched(plain_gradient):
         return keep_leaf(gradient)
     sums = sketch(plain_gradient, keeps_nonfinite=True).double()
     if bool(torch.isfinite(sums).all()):
         return sums
-    # Either a value is not finite, or its sum is beyond float64.
+    # Either a value is not finite, and neither are the sums that it is in, or a sum overflows.
     is_finite = bool(torch.isfinite(plain_gradient).all())
-    return sketch(plain_gradient).double() if is_finite else torch.full_like(sums, math.nan)
+    return sketch(plain_gradient).double() if is_finite else sums
 
 
 # Mutable leaves that are not tensors and do not become tensors.

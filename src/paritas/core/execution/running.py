@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.execution.computed_gradients import (
+    ComputedGradients,
+    sketching_gradients,
+    stand_in_for,
+)
 from paritas.core.execution.held_values import MISSING
 from paritas.core.execution.isolation import (
     copy_inputs,
@@ -23,7 +28,7 @@ from paritas.core.execution.observation import (
     find_aliases,
     input_contents,
     input_tensors,
-    keep_gradient,
+    is_sketched,
     keep_leaf,
     note_decisions,
     same_value,
@@ -326,8 +331,7 @@ def _differentiate(
     if conditions.repeats:
         try:
             again = backward.first(retains=False)
-            again = {item: keep_leaf(gradient) for item, gradient in again.items()}
-            observation.again = _differing(again, observation)
+            observation.again = _differing(again.keep_all(conditions), observation)
         except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
             observation.again_error = error
     if conditions.second:
@@ -340,18 +344,22 @@ def _differentiate(
 
 
 def _note_gradients(
-    gradients: dict[Item, Tensor | None],
+    gradients: ComputedGradients,
     also: set[Item],
     conditions: RunConditions,
     observation: Observation,
 ) -> None:
-    for item, gradient in gradients.items():
-        table = observation.further if item in also else observation.gradients
-        table[item] = keep_gradient(gradient) if conditions.sketches else keep_leaf(gradient)
-        if gradient is not None:
-            observation.gradient_layouts[item] = gradient.layout
-        if gradient is not None and conditions.options.mode is not None:
+    for item, gradient in gradients.values.items():
+        if gradient is None:
+            continue
+        observation.gradient_layouts[item] = gradient.layout
+        if conditions.sketches and is_sketched(gradient):
+            observation.gradient_forms[item] = stand_in_for(gradient)
+        elif conditions.options.mode is not None:
             _note_least_noise(item, gradient, conditions.options.mode, observation)
+    for item, kept_gradient in gradients.keep_all(conditions).items():
+        table = observation.further if item in also else observation.gradients
+        table[item] = kept_gradient
 
 
 def _differing(gradients: dict[Item, Any], observation: Observation) -> dict[Item, Any]:
@@ -401,12 +409,13 @@ class _BackwardPass:
             stack.enter_context(undoing_leftovers(self.observation.process))
             return stack.pop_all()
 
-    def first(self, *, retains: bool) -> dict[Item, Tensor | None]:
+    def first(self, *, retains: bool) -> ComputedGradients:
         """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
         retains |= self.conditions.second
         outputs, upstream = list(self.outputs.values()), list(self.cotangents.values())
         if not self.conditions.accumulates:
-            with self._around():
+            sketching = sketching_gradients(self.targets if self.conditions.sketches else {})
+            with sketching as sketches, self._around():
                 target_gradients = torch.autograd.grad(
                     outputs,
                     list(self.targets.values()),
@@ -414,7 +423,10 @@ class _BackwardPass:
                     retain_graph=retains,
                     allow_unused=True,
                 )
-            return dict(zip(self.targets, target_gradients, strict=True))
+            gradients: dict[Item, Tensor | None] = dict(
+                zip(self.targets, target_gradients, strict=True)
+            )
+            return ComputedGradients(gradients, sketches)
         leaves_of = {item: t for item, t in self.targets.items() if isinstance(t, torch.Tensor)}
         old_gradients = {item: leaf.grad for item, leaf in leaves_of.items()}
         try:
@@ -424,7 +436,7 @@ class _BackwardPass:
                 torch.autograd.backward(
                     outputs, upstream, retain_graph=retains, inputs=list(leaves_of.values())
                 )
-            return {item: leaf.grad for item, leaf in leaves_of.items()}
+            return ComputedGradients({item: leaf.grad for item, leaf in leaves_of.items()})
         finally:
             for item, leaf in leaves_of.items():
                 leaf.grad = old_gradients[item]
@@ -461,7 +473,8 @@ class _BackwardPass:
             seconds = torch.autograd.grad(
                 list(first_gradients.values()), list(variables.values()), drawn, allow_unused=True
             )
-            return dict(zip(self.targets, map(keep_leaf, firsts), strict=True)), {
+            gradients: dict[Item, Tensor | None] = dict(zip(self.targets, firsts, strict=True))
+            return ComputedGradients(gradients).keep_all(self.conditions), {
                 Item(ItemKind.SECOND_GRADIENT, name): keep_leaf(second)
                 for name, second in zip(variables, seconds, strict=True)
             }

@@ -515,7 +515,7 @@ class Repetition:
         spread = evidence.spread(evidence.unit, 0, item, FEW_RUNS, demand)
         if spread is None:
             return True
-        unit = unit_roundoff(values[0].dtype)
+        unit = max(unit_roundoff(values[0].dtype), evidence.summed_unit(item))
         noise = criterion.Noise(unit=unit, spread=spread, factor=2.0)
         if criterion.score(values[1], values[0], noise).score.passed:
             return True
@@ -543,7 +543,7 @@ class Repetition:
         wide = evidence.complete(arbiter[0], item)
         if not is_inexact(wide) or not self._arbiter_is_the_same(item, values[0]):
             return False
-        unit = unit_roundoff(values[0].dtype)
+        unit = max(unit_roundoff(values[0].dtype), evidence.summed_unit(item))
         if criterion.rms_difference(*values) > math.sqrt(unit) * criterion.rms(wide):
             return False
         spread = evidence.spread(evidence.unit, 0, item, FEW_RUNS, demand)

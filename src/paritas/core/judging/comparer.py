@@ -15,7 +15,7 @@ from paritas.core.execution.block_noise import ComposedEvidence
 from paritas.core.execution.evidence import NoiseNotYetMeasured
 from paritas.core.execution.held_values import MISSING
 from paritas.core.execution.item_evidence import NO_LIFT, ItemEvidence
-from paritas.core.execution.observation import MOST_KEPT, input_tensors, same_value
+from paritas.core.execution.observation import input_tensors, same_value
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.judging.failures import Explainer, likely_mixups, state_kinds_at_starts
 from paritas.core.judging.matching import match
@@ -546,7 +546,8 @@ class Comparer:
         missing = [item for item in reference.gradients if item not in candidate.gradients]
         for item, reference_gradient in reference.gradients.items():
             if item not in missing:
-                self._compare_gradient(item, reference_gradient, candidate.gradients[item])
+                if self._are_of_one_form(item, reference, candidate):
+                    self._compare_gradient(item, reference_gradient, candidate.gradients[item])
                 self._compare_gradient_layout(item, reference, candidate)
         frozen = [item for item in missing if self._is_frozen(item)]
         for item in frozen:
@@ -688,6 +689,23 @@ class Comparer:
         zeros = torch.zeros_like(some)
         self._compare_item(item, zeros if left is None else left, zeros if right is None else right)
 
+    def _are_of_one_form(self, item: Item, reference: Observation, candidate: Observation) -> bool:
+        """Whether two gradients have one shape and dtype; their sketches do not show it."""
+        sides = reference, candidate
+        left, right = (side.gradient_forms.get(item, side.gradients.get(item)) for side in sides)
+        is_sketched = any(item in side.gradient_forms for side in sides)
+        if not is_sketched or left is None or right is None:
+            return True
+        pair = Pair(item, left, right)
+        structure = dataclasses.replace(self.checks, values=False)
+        findings, notes = judge_pair(pair, structure)
+        self.out.notes += notes
+        if all(finding.status.passes() for finding in findings):
+            return True
+        self.out.compared += 1
+        self._add_findings(findings)
+        return False
+
     def _compare_gradient_layout(
         self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
@@ -733,12 +751,11 @@ class Comparer:
 
     def _sketch_rules(self, item: Item, left: Any) -> tuple[FindingRule, ...]:
         """The rule for a large gradient, of which both sides keep a sketch; else none."""
-        full_parameter = self.sides.reference.state.lent.get(item.name)
-        is_sketch = self.noise is not None and item.kind.is_gradient
-        if not is_sketch or full_parameter is None or full_parameter.numel() <= MOST_KEPT:
+        form = self.evidence.native[self.call].gradient_forms.get(item)
+        if form is None:
             return ()
         words = f"its sketch was compared: {left.numel()} random sums"
-        return (sketch_rule(full_parameter, words),)
+        return (sketch_rule(form, words, dtype=dtype_name(form.dtype)),)
 
     def _refuse_draws(self, finding: Finding) -> None:
         """A rule: a value that other random numbers may have made is not judged by its noise."""

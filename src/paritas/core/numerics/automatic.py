@@ -266,7 +266,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     """`above` is the outcome of the lifted run, which passed, if there was one."""
     reference, candidate, arbiter = case.reference, case.candidate, case.arbiter
     evidence = case.evidence
-    unit = max(criterion.unit_roundoff(t.dtype) for t in (reference, candidate))
+    summed_unit = evidence.summed_unit
+    unit = max(summed_unit, *(criterion.unit_roundoff(t.dtype) for t in (reference, candidate)))
     step = max(criterion.smallest_step(t.dtype) for t in (reference, candidate))
     truth = reference if arbiter is None else arbiter
     # A lifted run that is judged at the noise of the native one settles no more than that.
@@ -274,7 +275,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
     noise = Noise(
         unit=unit,
         step=step,
-        inner=min(unit, UNIT_F32),
+        # The terms of a sketch cancel as those inside of operators do.
+        inner=max(summed_unit, min(unit, UNIT_F32)),
         # What is settled is only to be as accurate as the reference: like values, like errors.
         own=case.own.over_populations() if is_settled else case.own,
         own_share=OWN_SHARE_SETTLED if is_settled else OWN_SHARE,

@@ -21,6 +21,11 @@ class JudgeEvidence(Protocol):
     def unit(self) -> float | None:
         """Unit roundoff of the precision the program runs in; None if there is no program."""
 
+    @property
+    def summed_unit(self) -> float:
+        """Unit roundoff of the numbers that the value has random sums of; 0 if it is no sketch."""
+        ...
+
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the program; None if that is expensive.
 
@@ -102,6 +107,7 @@ class NoEvidence:
 
     unit: float | None = None
     lift_unit: float = UNIT_F64
+    summed_unit: float = 0.0
     is_smooth: bool = False
     is_gradient: bool = False
 

@@ -229,6 +229,8 @@ class DecisionLog:
 UNIT_F32 = 2.0**-24
 _WIDEST = {torch.float64, torch.complex128}
 _SMALLEST_POOL = 1 << 20
+# A larger pool is not kept as factors as well: each size of noise would have its own.
+_LARGEST_FACTORS = 1 << 22
 # Elements that an operator on a tensor of any size handles in the time that calling it takes.
 _LEAST_USE = 1 << 12
 # Number of sampled values, and the share of them that must be repeated.
@@ -277,13 +279,13 @@ class NoisePool:
     def factors(self, tensor: Tensor, start: int, reach: float) -> Tensor:
         """The numbers from `start` on as factors 1 + reach * U, in the shape of a tensor.
 
-        The whole pool is turned into factors once that costs no more than the parts did so far.
+        A small pool is turned into factors once that costs no more than the parts did so far.
         """
         key = tensor.device, reach
         uniform = self.uniform(tensor.device, tensor.numel())
         if key not in self._factors:
             self._used[key] = self._used.get(key, 0) + max(tensor.numel(), _LEAST_USE)
-            if self._used[key] < uniform.numel():
+            if not self._used[key] >= uniform.numel() <= _LARGEST_FACTORS:
                 return torch.mul(_cut_from_pool(uniform, start, tensor), reach).add_(1)
             self._factors[key] = torch.mul(uniform, reach).add_(1)
         return _cut_from_pool(self._factors[key], start, tensor)

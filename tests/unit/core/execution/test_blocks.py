@@ -18,15 +18,20 @@ from paritas.core.execution.cut_models import (
 from paritas.core.execution.observation import MOST_KEPT, keep_gradient
 
 
-def test_a_large_gradient_is_kept_as_finite_sums_or_as_nan():
+def test_a_large_gradient_is_kept_as_sums_that_show_which_of_them_are_not_finite():
     gradient = torch.randn(MOST_KEPT + 1, generator=torch.Generator().manual_seed(0))
     assert keep_gradient(gradient).isfinite().all()
     # Their sums are beyond float64, and they are not.
     assert (
         keep_gradient(torch.full((4 * MOST_KEPT,), 1.7e308, dtype=torch.float64)).isfinite().all()
     )
-    gradient[5] = torch.nan
-    assert keep_gradient(gradient).isnan().all()
+    plain = keep_gradient(gradient)
+    gradient[5], gradient[2 * len(plain) + 9] = torch.nan, torch.inf
+    sums = keep_gradient(gradient)
+    assert (~sums.isfinite()).nonzero().flatten().tolist() == [5, 9]
+    assert sums[5].isnan()
+    assert sums[9].isinf()
+    assert torch.allclose(sums[10:], plain[10:])
 
 
 def layer(width: int = 16) -> nn.Module:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paritas.core.numerics.criterion import UNIT_F64
+from paritas.core.precision import perturbing
 from paritas.core.precision.lifting import DtypeLog, LiftMode
 from paritas.core.precision.perturbing import UNIT_F32, NoisePool, PerturbMode
 
@@ -560,6 +561,19 @@ def test_runs_that_share_a_pool_differ_and_noise_follows_the_layout_of_a_tensor(
     for one in noise:
         assert float(one.abs().max()) <= 0.51 * UNIT_F32
         assert float(one.std()) > 0.25 * UNIT_F32
+
+
+def test_a_large_pool_is_not_kept_as_factors_and_gives_the_same_noise(monkeypatch):
+    x = torch.rand(1 << 10, dtype=torch.float64)
+    small, large = NoisePool(0), NoisePool(0)
+    for _ in range(1 << 9):  # until factors of the whole pool are worth their memory
+        expected = small.factors(x, 7, UNIT_F32)
+    monkeypatch.setattr(perturbing, "_LARGEST_FACTORS", 0)
+    for _ in range(1 << 9):
+        factors = large.factors(x, 7, UNIT_F32)
+    assert torch.equal(factors, expected)
+    assert expected.untyped_storage().nbytes() > 1 << 20
+    assert factors.untyped_storage().nbytes() == x.nbytes
 
 
 def test_a_sum_of_counts_in_integers_is_exact():
