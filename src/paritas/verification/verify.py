@@ -556,10 +556,17 @@ class Verification:
             collected.findings.append(agreement(occasion, Aspect.VALUE, reason))
             return collected
         if len(natives) == 1:
-            # Its second call differs from its first, though it starts from the same state: the
-            # same code ran, and what it means is shown by the first call's lifted run.
+            # Its second call differs from its first, though it starts from the same state. If it is
+            # as accurate, the same code has run, whose meaning the first call's lifted run shows.
+            # If not, nothing is known of what it means.
             demand.unsettle()
             comparer = Comparer(sides, demand, self.config, 0, occasion, lift=LiftOf.FIRST_CALL)
+            comparer.explainer.left = 0
+            collected = comparer.compare(natives[0], observations[1])
+            if collected.passes:
+                return collected
+            demand.unsettle()
+            comparer = Comparer(sides, demand, self.config, 0, occasion, lift=LiftOf.NO_CALL)
             return self._explains(comparer).compare(natives[0], observations[1])
         comparer = Comparer(sides, demand, self.config, 1, occasion)
         return self._explains(comparer).compare(natives[1], observations[1])

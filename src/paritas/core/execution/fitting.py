@@ -63,8 +63,7 @@ def describe_saving(reference: Any, candidate: Any) -> str:
     modules = reachable_modules(reference, original_of)
     if isinstance(candidate, ForeignProgram) or backends_of(reference):
         return ""
-    parameters = {id(p): p.numel() for module in modules.values() for p in module.parameters()}
-    count = sum(parameters.values())
+    count = measure_model(modules.values(), gradients=False).parameters
     if count < LARGE_MODEL:
         return ""
     blocks = find_blocks(modules)

@@ -3,7 +3,8 @@
 Few perturbed runs measure the noise of one element roughly, so it is pooled with that of others. A
 mean over the whole tensor would let one value of 1e30, or two large activations, hide that all
 others are wrong. So elements are pooled with those of like magnitude: within a factor of two, and
-further only where these are few. The mean of absolute values is used, not of squares: a row that is
+further only where these are few. Of a large tensor a sample is looked at; what is a little smaller
+or larger than all of it belongs to its smallest or largest class. The mean of absolute values is used, not of squares: a row that is
 a thousand times larger has one small value in a thousand, with a thousand times the noise, so that
 what it adds to the mean of the small ones stays bounded.
 
@@ -106,22 +107,24 @@ def pool(noise: Tensor, truth: Tensor, noise_rms: float) -> Pooled:
         truth: the values, of the same shape, real.
         noise_rms: the root mean square of `noise`.
     """
-    return _pool_samples(sample(noise), sample(truth), noise_rms)
+    return _pool_samples(sample(noise), sample(truth), noise_rms, truth.numel())
 
 
 def pool_difference(value: Tensor, truth: Tensor, error_rms: float) -> Pooled:
     """Pool the error of a value; both are real, and `error_rms` is its root mean square."""
     true = sample(truth)
-    return _pool_samples(sample(value) - true, true, error_rms)
+    return _pool_samples(sample(value) - true, true, error_rms, truth.numel())
 
 
-def _pool_samples(noise: Tensor, truth: Tensor, noise_rms: float) -> Pooled:
+def _pool_samples(noise: Tensor, truth: Tensor, noise_rms: float, numel: int) -> Pooled:
+    """`numel` is the number of elements that the samples are of."""
     magnitudes = Magnitudes.of(truth)
     finite = torch.isfinite(noise) & torch.isfinite(truth)
     if not bool(finite.all()):
         noise, truth = noise[finite], truth[finite]
     if not truth.numel() or not noise_rms:
         return Pooled(noise_rms, _NOTHING, _NOTHING)
+    reach = _reach_beyond(truth, numel)
     classes = magnitudes.classes(truth)
     counts = torch.bincount(classes, minlength=CLASSES)
     # Divided first: a sum of the largest numbers would overflow.
@@ -133,7 +136,35 @@ def _pool_samples(noise: Tensor, truth: Tensor, noise_rms: float) -> Pooled:
         few = below[~is_known[below]]
         means[few] = means[few].clamp(min=mean)
     by_population = _rms_by_population(noise.abs(), classes, groups)[1]
+    used = counts[1:].nonzero().flatten() + 1
+    if reach and used.numel():
+        lowest, highest = int(used[0]), int(used[-1])
+        _extend(by_population, lowest, highest, reach)
+        # Below the noise, all values have the same; above it, it shrinks with them.
+        is_noise = int(magnitudes.classes(means[lowest : lowest + 1])) > lowest
+        _extend(means, lowest, highest, reach, shrinks=not is_noise)
     return Pooled(noise_rms, means * _MEAN_TO_RMS, by_population)
+
+
+def _reach_beyond(values: Tensor, numel: int) -> int:
+    """How many octaves beyond those of a sample the other elements may reach; 0 if it has all.
+
+    The smallest of n times as many numbers that sums leave is n times smaller.
+    """
+    if values.numel() >= numel:
+        return 0
+    return _GAP + math.ceil(math.log2(numel / values.numel()))
+
+
+def _extend(
+    by_class: Tensor, lowest: int, highest: int, reach: int, *, shrinks: bool = False
+) -> None:
+    """Fill the empty classes next to those of a sample with the figure of the nearest of these."""
+    start = max(1, lowest - reach)
+    below, above = by_class[start:lowest], by_class[highest + 1 : highest + 1 + reach]
+    octaves = torch.arange(len(below), 0, -1, dtype=torch.float64) if shrinks else 0.0
+    below.copy_(torch.where(below == 0, by_class[lowest] * 2.0**-octaves, below))
+    above.copy_(torch.where(above == 0, by_class[highest], above))
 
 
 def _group_noise(
@@ -201,7 +232,7 @@ class Populations:
         if len(self.scales) <= 1 and self.is_whole:
             return self.least
         scales = self.by_class.to(values.device)[self.magnitudes.classes(values)]
-        # A few values that no sample has met are a population of their own.
+        # A few values far from all that a sample has met are a population of their own.
         return torch.where(scales == 0, values.abs(), scales)
 
 
@@ -213,7 +244,10 @@ def populations(tensor: Tensor) -> Populations:
     magnitudes = Magnitudes.of(values)
     classes = magnitudes.classes(values)
     groups = list(_group_octaves(torch.bincount(classes, minlength=CLASSES)))
-    return Populations(magnitudes, *_rms_by_population(values, classes, groups), is_whole)
+    scales, by_class = _rms_by_population(values, classes, groups)
+    if groups and not is_whole:
+        _extend(by_class, groups[-1][-1], groups[0][0], _reach_beyond(values, tensor.numel()))
+    return Populations(magnitudes, scales, by_class, is_whole)
 
 
 def _rms_by_population(
