@@ -412,3 +412,53 @@ def test_operators_are_told_from_those_that_are_given_graphs():
     assert graphs.is_higher_order(torch.ops.higher_order.cond)
     bracket = torch.ops.higher_order.wrap_with_set_grad_enabled
     assert graphs.is_bracket(bracket, (False, None))
+
+
+def capture(program, x):
+    captured = []
+
+    def keep(module, _):
+        captured.append(module)
+        return module.forward
+
+    result = torch.compile(program, backend=keep)(x)
+    return captured[0], result
+
+
+def autocast_nodes(module):
+    return [node for node in module.graph.nodes if "autocast" in str(node.target)]
+
+
+def without_autocast(x):
+    with torch.autocast("cpu", enabled=False):
+        y = x @ x
+        with torch.autocast("cpu", enabled=False):
+            return y.sin() @ x
+
+
+def within_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x
+        with torch.autocast("cpu", enabled=False):
+            return y.float() @ x
+
+
+def test_autocast_that_is_off_is_erased_from_a_graph():
+    x = torch.eye(4) / 3
+    module, result = capture(without_autocast, x)
+    assert len(autocast_nodes(module)) == 4
+    graphs.erase_idle_autocast(module)
+    module.recompile()
+    assert not autocast_nodes(module)
+    assert torch.equal(module(x)[0], result)
+
+
+def test_autocast_stays_where_something_switches_it_on():
+    x = torch.eye(4) / 3
+    module, _ = capture(within_autocast, x)
+    graphs.erase_idle_autocast(module)
+    assert len(autocast_nodes(module)) == 4
+    module, _ = capture(without_autocast, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        graphs.erase_idle_autocast(module)
+    assert len(autocast_nodes(module)) == 4

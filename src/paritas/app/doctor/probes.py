@@ -353,13 +353,28 @@ def frozen() -> None:
 
 
 def graphs() -> None:
-    """A captured node records the module that called it."""
+    """A captured node records the module that called it; autocast is found in a graph."""
     from paritas.core.torch_private import graphs as fx
 
     copied = fx.copy_graph(_trace_wave())
     expect("inputs of a copied graph", len(fx.placeholders(copied)), 1)
     where = _look_at_captured(lambda graph: fx.provenance(fx.returned_values(graph)[0]))
     expect("the operator of a captured node", where.operator, "linear")
+    counts: list[int] = []
+
+    def erase_from(graph: Any, _inputs: Any) -> Any:
+        counts.append(len(graph.graph.nodes))
+        fx.erase_idle_autocast(graph)
+        counts.append(len(graph.graph.nodes))
+        return graph.forward
+
+    @torch.compile(backend=erase_from)
+    def without_autocast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return x.sin()
+
+    without_autocast(torch.ones(3))
+    expect("nodes of a graph with and without idle autocast", counts, [5, 3])
 
 
 def higher_order() -> None:

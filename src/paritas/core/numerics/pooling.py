@@ -4,9 +4,9 @@ Few perturbed runs measure the noise of one element roughly, so it is pooled wit
 mean over the whole tensor would let one value of 1e30, or two large activations, hide that all
 others are wrong. So elements are pooled with those of like magnitude: within a factor of two, and
 further only where these are few. Of a large tensor a sample is looked at; what is a little smaller
-or larger than all of it belongs to its smallest or largest class. The mean of absolute values is used, not of squares: a row that is
-a thousand times larger has one small value in a thousand, with a thousand times the noise, so that
-what it adds to the mean of the small ones stays bounded.
+or larger than all of it belongs to its smallest or largest class. The mean of absolute values is
+used, not of squares: a row that is a thousand times larger has one small value in a thousand, with
+a thousand times the noise, so that what it adds to the mean of the small ones stays bounded.
 
 A value that is smaller than its noise has no magnitude of its own: where a sum cancels, chance
 decides whether 1e-15, 1e-18 or exactly 0 is left. If few elements are like it, it is pooled with

@@ -20,6 +20,7 @@ from paritas.core.precision.lifting import is_rounding, without_half_to_float
 from paritas.core.torch_private.graphs import (
     computes_tensors,
     copy_graph,
+    erase_idle_autocast,
     node_draws,
     output_node,
     placeholders,
@@ -188,6 +189,7 @@ class LiftedBackend:
         self.graphs += computes_tensors(graph)
         if any(isinstance(t, torch.Tensor) and t.dtype in WIDE for t in example_inputs):
             self.leaks.add("values in a narrow dtype enter a graph between two compiled parts")
+        erase_idle_autocast(graph)
         for module in graph.modules():
             if isinstance(module, torch.fx.GraphModule):
                 self._lift(module)

@@ -19,6 +19,7 @@ import torch
 from torch._guards import TracingContext, tracing
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
@@ -551,6 +552,33 @@ def is_bracket(target: Any, args: Sequence[Any]) -> bool:
         and getattr(target, "__name__", "") == "wrap_with_set_grad_enabled"
         and len(args) > 1
     )
+
+
+def erase_idle_autocast(module: GraphModule) -> None:
+    """Erase what switches autocast off where it is not on, from a graph and all graphs inside it.
+
+    It changes nothing, but AOTAutograd caches no graph that contains it.
+    """
+    modules = [part for part in module.modules() if isinstance(part, GraphModule)]
+    entries = [
+        (part, node)
+        for part in modules
+        for node in part.graph.find_nodes(op="call_function", target=_enter_autocast)
+    ]
+    may_be_on = any(
+        len(node.args) <= _ENABLED
+        or node.args[_ENABLED] is not False
+        or torch.is_autocast_enabled(str(node.args[0]))
+        or any(user.target is not _exit_autocast for user in node.users)
+        for _, node in entries
+    )
+    for part, node in () if may_be_on else entries:
+        for user in [*node.users, node]:
+            part.graph.erase_node(user)
+
+
+# The position of this argument of `torch.autocast` in a graph.
+_ENABLED = 2
 
 
 def is_higher_order(target: Any) -> bool:

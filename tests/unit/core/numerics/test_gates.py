@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from drawing import normal64
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import (
     BLIND_NOISE,
@@ -31,6 +32,7 @@ from paritas.core.numerics.gates import (
 )
 from paritas.core.numerics.judge_evidence import NoEvidence
 from paritas.core.numerics.pair_figures import pair_figures, quick_figures
+from paritas.core.numerics.pooling import MOST_SAMPLE
 from paritas.core.results.findings import Status
 
 SHAPES = st.sampled_from([(1,), (7,), (40,), (4, 5), (3, 4, 6)])
@@ -294,3 +296,37 @@ def test_a_bound_of_the_score_is_had_of_most_pairs():
 def test_half_of_the_digits_are_half_of_the_digits():
     assert half_the_digits_agree(UNIT_F32**0.5, UNIT_F32)
     assert not half_the_digits_agree(2 * UNIT_F32**0.5, UNIT_F32)
+
+
+# --- tensors that are larger than a sample --------------------------------------------------------
+
+
+def large_product(noise: float, seed: int) -> torch.Tensor:
+    """A product in bfloat16, of whose elements some are smaller than all of a sample."""
+    inputs, other = normal64(64, 1500), normal64(64, 1500, seed=1)
+    inputs = inputs * (1 + noise * normal64(64, 1500, seed=seed))
+    product = inputs.T @ other
+    return product.bfloat16() if noise else product
+
+
+def test_a_large_candidate_that_is_as_accurate_as_the_reference_passes():
+    arbiter, reference = large_product(0, 0), large_product(2e-3, 2)
+    assert arbiter.numel() > MOST_SAMPLE
+    score = own_error_score(large_product(1.9e-3, 3), reference, arbiter)
+    assert score.passed, score
+    assert score.rms_z < 1.05  # before, single elements without noise made it hundreds
+
+
+@pytest.mark.parametrize("times", [2.0, 10.0])
+def test_a_large_candidate_that_is_less_accurate_does_not(times):
+    arbiter, reference = large_product(0, 0), large_product(2e-3, 2)
+    assert not own_error_score(large_product(times * 2e-3, 3), reference, arbiter).passed
+
+
+def test_values_far_below_all_of_a_sample_do_not_have_its_noise():
+    arbiter, reference = large_product(0, 0), large_product(2e-3, 2)
+    apart = slice(1, 9), slice(1, 3)
+    arbiter[apart] = reference[apart] = 1e-30
+    candidate = large_product(1.9e-3, 3)
+    candidate[apart] = 1e-3  # far below the noise of the others
+    assert not own_error_score(candidate, reference, arbiter).passed
