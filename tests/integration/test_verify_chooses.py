@@ -59,8 +59,8 @@ def test_a_large_model_of_alike_blocks_is_checked_by_blocks_and_a_note_says_why(
     assert verdict.status is Status.IDENTICAL
     assert is_by_blocks(verdict)
     assert verdict.notes[0] == (
-        "checked by blocks, which costs less: 5 of its blocks are alike, and it has 1,436 "
-        "parameters; by='whole' checks it as a whole"
+        "checked by blocks, which compiles less and takes less memory: 5 of its blocks are alike, "
+        "and it has 1,436 parameters; by='whole' checks it as a whole"
     )
 
 

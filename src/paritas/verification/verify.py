@@ -82,8 +82,8 @@ def verify(
         compiled_model: the candidate, an `nn.Module` or any callable.
         verify_cfg: what to compare; by default, everything.
         by: "whole" to run the models in float64 as a whole, or "blocks" to check their blocks one
-            by one, in the memory of a few of them. By default the whole, and blocks where that
-            costs less or where there is not enough memory for the whole; a note says so.
+            by one, in the memory of a few of them. By default the whole, and blocks for
+            models of billions of parameters or where memory does not suffice; a note says so.
         blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
             of the reference. With them, `by` is "blocks".
         on_progress: called with a short text before each step that may take long. The text is a
@@ -146,7 +146,10 @@ def _verify_blocks_first(
     is_decided = any(finding.item.graph for finding in wrong)
     if not verdict.passed and not is_decided:
         return verify_where_it_fits(whole, None, "", device)
-    note = f"checked by blocks, which costs less: {saving}; by='whole' checks it as a whole"
+    note = (
+        f"checked by blocks, which compiles less and takes less memory: {saving}; by='whole' "
+        "checks it as a whole"
+    )
     return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
 
 

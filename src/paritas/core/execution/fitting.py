@@ -48,10 +48,11 @@ _ADVICE = (
 )
 
 
-# A check by blocks costs a few compilations of small programs whatever the size of the model, and
-# a check of the whole grows with it. From this many parameters on, in this many blocks of one
-# structure, blocks were cheaper in time and in memory wherever both were measured.
-LARGE_MODEL = 1 << 27
+# A check by blocks compiles a few small programs whatever the size of the model, and needs the
+# memory of a few blocks; but it makes more runs. With 156 million parameters on a CPU it takes
+# twice the time of the whole, with 1.1 billion on a GPU less time and a quarter to half of the
+# memory (benchmarks/README.md). It is taken from so many parameters on, in so many alike blocks.
+LARGE_MODEL = 1 << 30
 MANY_ALIKE = 4
 
 
