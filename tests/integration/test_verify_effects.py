@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import queue
 import random
 import threading
@@ -794,3 +795,17 @@ def test_random_numbers_that_decide_an_order_alone_do_not_matter() -> None:
     model = DrawsAnOrder().requires_grad_(requires_grad=False)
     verdict = verify([torch.randn(64, 8)], model, torch.compile(model), QUIET)
     assert verdict.status is Status.EQUIVALENT, str(verdict)
+
+
+def test_a_reference_that_raises_when_it_runs_once_more_is_not_a_pass():
+    weight, x = torch.randn(8, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+    numbers = itertools.count()  # not restored between runs: native, in float64, and once more
+
+    def reference(x):
+        if next(numbers) == 2:
+            raise RuntimeError("late")
+        return x @ weight
+
+    verdict = verify([x], reference, lambda x: x @ weight, QUIET)
+    assert verdict.status is Status.UNVERIFIED
+    assert "when run once more at the end" in str(verdict)

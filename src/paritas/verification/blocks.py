@@ -141,7 +141,7 @@ class _OneCheck:
         self.skipped: dict[str, list[str]] = collections.defaultdict(list)
         self.errors: dict[tuple[str, int], dict[str, Parked]] = {}
         self.repeats = False
-        self.failed: set[str] = set()  # the labels of pieces
+        self.failed: dict[str, Status] = {}  # label of a piece -> its status
         # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
         self.summed: dict[int, tuple[Tensor, Tensor]] = {}
         # Parameter -> the square of the error of its gradient in all pieces, where it matters.
@@ -370,7 +370,7 @@ class _OneCheck:
                 verdict = add_place(verdict, failure_place)
         self._take(verdict, piece)
         if not verdict.passed:
-            self.failed.add(piece.label)
+            self.failed[piece.label] = verdict.status
         if not verdict.passed and len(self.check.failed) == 0 and piece.module:
             shown = [] if settled.inputs is None else [settled.inputs]
             self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
@@ -411,12 +411,17 @@ class _OneCheck:
         for argument in verification.piece.others:
             label = _label_call(argument.call)
             passed = [v for i, v in verification.passed.items() if argument.includes(i.name)]
-            pairs = [*zip(argument.checked_leaves(), passed, strict=False)] or [(None, None)]
+            checked_leaves = argument.checked_leaves()
             item = output(argument.name).in_graph(BETWEEN).during(0, self.number)
             rule = functools.partial(
-                _rule_on_other_argument, argument.words, label, fails=label in self.failed
+                _rule_on_other_argument, argument.words, label, self.failed.get(label)
             )
-            for checked, value in pairs:
+            if len(passed) != len(checked_leaves):
+                reason = f"compiled, it passes {len(passed)} values, not {len(checked_leaves)}"
+                self.out.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+                self.out.compared += 1
+                continue
+            for checked, value in [*zip(checked_leaves, passed, strict=True)] or [(None, None)]:
                 findings, _ = judge_pair(Pair(item, checked, value), rules=[rule])
                 self.out.findings += findings
                 self.out.compared += len(findings)
@@ -566,9 +571,16 @@ def _label_call(call: BlockCall) -> str:
     return call.name if not call.number else f"{call.name} (call {call.number + 1})"
 
 
-def _rule_on_other_argument(words: str, label: str, finding: Finding, *, fails: bool) -> Ruling:
-    """An argument is no result: what counts is whether the block's results are the same."""
-    if fails:
+def _rule_on_other_argument(
+    words: str, label: str, failed: Status | None, finding: Finding
+) -> Ruling:
+    """An argument is no result: what counts is whether the block's results are the same.
+
+    `failed` is the status of the block, if it does not pass.
+    """
+    if failed is Status.UNVERIFIED:
+        return Ruling(failed, f"{words}, and what {label} makes of them could not be compared")
+    if failed is not None:
         reason = f"{words}, and {label} does not compute the same from them"
         return Ruling(Status.DIFFERENT, reason)
     if not finding.status.passes():

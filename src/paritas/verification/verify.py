@@ -427,7 +427,9 @@ class Verification:
         if last is first or first.error is not None or same_observation(first, last):
             return collected
         steady = sides.repetition
-        if all(steady.is_as_accurate(item, first, last) for item, _ in last.items()):
+        if _have_same_items(first, last) and all(
+            steady.is_as_accurate(item, first, last) for item, _ in last.items()
+        ):
             collected.notes.append("the reference does not give the same bits every time")
             return collected
         demand.unsettle()
@@ -615,6 +617,14 @@ def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[I
     """The outputs of a call that are in the memory of an output of the call before."""
     taken = {storage_address(tensor) for tensor in first.live.values()} - {0}
     return [item for item, tensor in second.live.items() if storage_address(tensor) in taken]
+
+
+def _have_same_items(first: Observation, last: Observation) -> bool:
+    """Whether two calls gave values of the same names and kinds, and none of them raised."""
+    errors = (last.error, last.gradient_error, first.gradient_error)
+    if any(error is not None for error in errors) or first.aliases != last.aliases:
+        return False
+    return first.kinds == last.kinds and dict(first.items()).keys() == dict(last.items()).keys()
 
 
 def same_observation(first: Observation, second: Observation) -> bool:

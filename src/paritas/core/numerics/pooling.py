@@ -139,10 +139,13 @@ def _pool_samples(noise: Tensor, truth: Tensor, noise_rms: float, numel: int) ->
     used = counts[1:].nonzero().flatten() + 1
     if reach and used.numel():
         lowest, highest = int(used[0]), int(used[-1])
-        _extend(by_population, lowest, highest, reach)
         # Below the noise, all values have the same; above it, it shrinks with them.
         is_noise = int(magnitudes.classes(means[lowest : lowest + 1])) > lowest
-        _extend(means, lowest, highest, reach, shrinks=not is_noise)
+        _extend_below(by_population, lowest, reach)
+        _extend_below(means, lowest, reach, shrinks=not is_noise)
+        for figures in (by_population, means):
+            above = figures[highest + 1 : highest + 1 + reach]
+            above.copy_(torch.where(above == 0, figures[highest], above))
     return Pooled(noise_rms, means * _MEAN_TO_RMS, by_population)
 
 
@@ -156,15 +159,11 @@ def _reach_beyond(values: Tensor, numel: int) -> int:
     return _GAP + math.ceil(math.log2(numel / values.numel()))
 
 
-def _extend(
-    by_class: Tensor, lowest: int, highest: int, reach: int, *, shrinks: bool = False
-) -> None:
-    """Fill the empty classes next to those of a sample with the figure of the nearest of these."""
-    start = max(1, lowest - reach)
-    below, above = by_class[start:lowest], by_class[highest + 1 : highest + 1 + reach]
+def _extend_below(by_class: Tensor, lowest: int, reach: int, *, shrinks: bool = False) -> None:
+    """Fill the empty classes below the lowest one of a sample with its figure."""
+    below = by_class[max(1, lowest - reach) : lowest]
     octaves = torch.arange(len(below), 0, -1, dtype=torch.float64) if shrinks else 0.0
     below.copy_(torch.where(below == 0, by_class[lowest] * 2.0**-octaves, below))
-    above.copy_(torch.where(above == 0, by_class[highest], above))
 
 
 def _group_noise(
@@ -246,7 +245,7 @@ def populations(tensor: Tensor) -> Populations:
     groups = list(_group_octaves(torch.bincount(classes, minlength=CLASSES)))
     scales, by_class = _rms_by_population(values, classes, groups)
     if groups and not is_whole:
-        _extend(by_class, groups[-1][-1], groups[0][0], _reach_beyond(values, tensor.numel()))
+        _extend_below(by_class, groups[-1][-1], _reach_beyond(values, tensor.numel()))
     return Populations(magnitudes, scales, by_class, is_whole)
 
 
